@@ -1,0 +1,141 @@
+"""What a prediction says: the mean over modes and draws, and how far its members disagree."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Prediction:
+    """The predictive distribution of S members, and its uncertainty.
+
+    With `p_s` the probabilities of member s and `H` the entropy, in nats,
+
+        total = H(mean_s p_s),   aleatoric = mean_s H(p_s),   epistemic = total - aleatoric.
+
+    Classes are always dimension 1; `...` stands for pixels or tokens, if there are any.
+
+    Args:
+        log_probs: log of the mean probabilities, `[B, K, ...]`.
+        aleatoric: mean entropy of the members, `[B, ...]`.
+        variation_ratio: share of members that do not vote for the most voted class, `[B, ...]`.
+        max_logit: largest logit, averaged over the members, `[B, ...]`.
+        energy: minus the log-sum-exp of the logits, averaged over the members, `[B, ...]`.
+        samples_used: number of members, S.
+        members: probabilities of every member, `[S, B, K, ...]`, if they were asked for.
+
+    >>> import torch
+    >>> agree = Prediction.from_logits(torch.tensor([[[4.0, 0.0]], [[4.0, 0.0]]]))
+    >>> clash = Prediction.from_logits(torch.tensor([[[4.0, 0.0]], [[0.0, 4.0]]]))
+    >>> agree.epistemic.item() < 1e-6 < clash.epistemic.item()
+    True
+    >>> clash.probs
+    tensor([[0.5000, 0.5000]])
+    """
+
+    log_probs: Tensor
+    aleatoric: Tensor
+    variation_ratio: Tensor
+    max_logit: Tensor
+    energy: Tensor
+    samples_used: int
+    members: Tensor | None = None
+
+    @cached_property
+    def probs(self) -> Tensor:
+        """Mean probabilities of the members, `[B, K, ...]`."""
+        return self.log_probs.exp()
+
+    @cached_property
+    def label(self) -> Tensor:
+        """The most probable class, `[B, ...]`."""
+        return self.log_probs.argmax(1)
+
+    @cached_property
+    def confidence(self) -> Tensor:
+        """Probability of the most probable class (the maximum softmax probability)."""
+        return self.probs.amax(1)
+
+    @cached_property
+    def total(self) -> Tensor:
+        """Entropy of the mean probabilities: aleatoric plus epistemic."""
+        return torch.special.entr(self.probs).sum(1)
+
+    @cached_property
+    def epistemic(self) -> Tensor:
+        """Mutual information of the label and the weights: what more knowledge could remove."""
+        # The difference is never negative in exact arithmetic.
+        return (self.total - self.aleatoric).clamp_min(0)
+
+    @classmethod
+    def from_logits(cls, logits: Tensor, keep_members: bool = False) -> Prediction:
+        """Combine the logits of all members, `[S, B, K, ...]`, at once.
+
+        >>> Prediction.from_logits(torch.zeros(3, 1, 2)).probs
+        tensor([[0.5000, 0.5000]])
+        """
+        stream = PredictionStream(keep_members)
+        stream.update(logits)
+        return stream.result()
+
+
+class PredictionStream:
+    """Builds a `Prediction` from members that arrive in chunks; memory does not grow with S.
+
+    >>> stream = PredictionStream()
+    >>> for _ in range(5):
+    ...     stream.update(torch.randn(4, 2, 3))  # 4 members, 2 inputs, 3 classes
+    >>> stream.result().samples_used
+    20
+    """
+
+    def __init__(self, keep_members: bool = False) -> None:
+        self.keep_members = keep_members
+        self.count = 0
+        self._members: list[Tensor] = []
+
+    def update(self, logits: Tensor) -> None:
+        """Add the members whose logits are given, `[s, B, K, ...]`."""
+        # Half precision is too coarse to accumulate in.
+        logits = logits if logits.dtype == torch.float64 else logits.float()
+        log_probs = logits.log_softmax(2)
+        probs = log_probs.exp()
+        # The mean is kept as a logarithm: a class all members find impossible stays finite.
+        log_sum = log_probs.logsumexp(0)
+        aleatoric = torch.special.entr(probs).sum(2).sum(0)
+        max_logit = logits.amax(2).sum(0)
+        energy = -logits.logsumexp(2).sum(0)
+        if self.count == 0:
+            self._log_sum, self._aleatoric = log_sum, aleatoric
+            self._max_logit, self._energy = max_logit, energy
+            self._votes = torch.zeros_like(log_sum)
+        else:
+            self._log_sum = torch.logaddexp(self._log_sum, log_sum)
+            self._aleatoric = self._aleatoric + aleatoric
+            self._max_logit = self._max_logit + max_logit
+            self._energy = self._energy + energy
+        for label in log_probs.argmax(2, keepdim=True):
+            self._votes.scatter_add_(1, label, torch.ones_like(label, dtype=self._votes.dtype))
+        if self.keep_members:
+            self._members.append(probs)
+        self.count += len(logits)
+
+    def result(self) -> Prediction:
+        """The prediction of all members seen so far."""
+        if self.count == 0:
+            raise ValueError("No member was added yet; call update(logits) first.")
+        S = self.count
+        return Prediction(
+            log_probs=self._log_sum - math.log(S),
+            aleatoric=self._aleatoric / S,
+            variation_ratio=1 - self._votes.amax(1) / S,
+            max_logit=self._max_logit / S,
+            energy=self._energy / S,
+            samples_used=S,
+            members=torch.cat(self._members) if self.keep_members else None,
+        )
