@@ -1,0 +1,457 @@
+"""ABNN: one frozen backbone, M modes of its norms, and predictions that know what they know."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from os import PathLike
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from abnn.draws import Draw, channel_noise, chunks, plan
+from abnn.norm import Active, BayesNorm, Noise, NotFoldable, activated, make_plain, sample_gamma
+from abnn.outputs import Inputs, Output, arguments, call, logits_of
+from abnn.prediction import Prediction, PredictionStream
+from abnn.surgery import twin
+
+Stats = Literal["per_mode", "frozen"]
+
+# Draws are handed to the layers of a network, so two threads can't run one network at once.
+_RUNNING = threading.RLock()
+
+# Input elements that one folded pass may hold: 27 images of 224 px, 1365 of 32 px.
+_FOLDED_ELEMENTS = 2**22
+
+
+class ABNN(nn.Module):
+    """A Bayesian network made by `abnn.convert`; see there for its arguments.
+
+    Only gamma and beta of its modes are trainable. The backbone stays in eval mode always, and
+    in `train()` mode only the batch statistics of the modes follow the data.
+
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+    >>> bnn = abnn.convert(net, modes=2)
+    >>> pred = bnn.predict(torch.randn(5, 4), samples=3, seed=0)
+    >>> pred.samples_used, pred.label.shape, pred.epistemic.shape
+    (6, torch.Size([5]), torch.Size([5]))
+    >>> bnn
+    ABNN(Sequential, modes=2, alpha=0.01, 1 Bayesian norm, 32 added parameters)
+    """
+
+    def __init__(
+        self,
+        backbone: nn.Module,
+        *,
+        alpha: float,
+        noise: Noise,
+        stats: Stats,
+        class_dim: int,
+        output: Output | None,
+        trainable: Sequence[str],
+        training: Sequence[str],
+    ) -> None:
+        super().__init__()
+        self.backbone = backbone
+        self.alpha = float(alpha)
+        self.noise: Noise = noise
+        self.stats: Stats = stats
+        self.class_dim = class_dim
+        self.output = output
+        self.fitted: dict[str, Any] | None = None
+        self._trainable = frozenset(trainable)
+        self._training = frozenset(training)
+        self._foldable: dict[Any, bool] = {}
+        self._disabled = False
+        self.eval()
+
+    # What it is made of
+
+    @property
+    def bayes_layers(self) -> dict[str, BayesNorm]:
+        """The Bayesian norms by their name in the network."""
+        return {n: m for n, m in self.backbone.named_modules() if isinstance(m, BayesNorm)}
+
+    @property
+    def modes(self) -> int:
+        """Number of modes, M."""
+        return len(next(iter(self.bayes_layers.values())).bank.gamma)
+
+    @property
+    def num_added_parameters(self) -> int:
+        """Parameters of all modes together."""
+        return sum(p.numel() for p in self.trainable_parameters())
+
+    def trainable_parameters(self) -> Iterator[nn.Parameter]:
+        """Gamma and beta of every Bayesian norm, stacked over the modes."""
+        for layer in self.bayes_layers.values():
+            yield layer.bank.gamma
+            if layer.bank.beta is not None:
+                yield layer.bank.beta
+
+    # Prediction
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """Log of the mean probabilities: a drop-in for the network's logits.
+
+        In eval mode 8 draws of every mode with seed 0, as `predict`; in train mode one fresh draw
+        of every mode, seeded by `torch.manual_seed`.
+        """
+        inputs = kwargs if not args else args
+        if args and kwargs:
+            raise TypeError("Pass all inputs by position or all by keyword.")
+        if self._disabled:
+            result: Tensor = call(self.backbone, inputs)
+            return result
+        seed = int(torch.randint(2**62, ())) if self.training else 0
+        draws = plan(range(self.modes), 1 if self.training else 8, seed)
+        prediction = self._stream(inputs, draws, None, False)
+        return prediction.log_probs.movedim(1, self.class_dim)
+
+    def predict(
+        self,
+        x: Inputs,
+        samples: int = 8,
+        *,
+        seed: int = 0,
+        modes: Iterable[int] | None = None,
+        keep_members: bool = False,
+        chunk: int | None = None,
+    ) -> Prediction:
+        """Predict with `samples` draws of every mode: the mean over all, and their disagreement.
+
+        Args:
+            x: a tensor, a tuple of arguments, or a mapping of keyword arguments.
+            samples: draws of the noise per mode, L.
+            seed: the same seed gives the same draws, whatever the batch size and the chunks.
+            modes: the modes to use; default: all.
+            keep_members: keep the probabilities of every draw as `Prediction.members`, mode by
+                mode; otherwise memory does not grow with the number of draws.
+            chunk: draws that run together; 1 runs them one by one. Default: what fits.
+
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
+        >>> bnn = abnn.convert(net, modes=2)
+        >>> bnn.predict(torch.randn(5, 4), samples=4, keep_members=True).members.shape
+        torch.Size([8, 5, 3])
+        """
+        for name, value in (("samples", samples), ("chunk", chunk)):
+            if value is not None and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name}={value!r} is not a whole number of at least 1.")
+        chosen = list(range(self.modes)) if modes is None else list(modes)
+        if not chosen or not all(0 <= mode < self.modes for mode in chosen):
+            raise ValueError(f"modes={chosen} must be some of 0 to {self.modes - 1}.")
+        with torch.no_grad(), self._evaluating():
+            return self._stream(x, plan(chosen, samples, seed), chunk, keep_members)
+
+    def _stream(
+        self, inputs: Inputs, draws: Sequence[Draw], chunk: int | None, keep_members: bool
+    ) -> Prediction:
+        if chunk is None:
+            chunk = max(1, _FOLDED_ELEMENTS // max(1, _first_tensor(inputs).numel()))
+        stream = PredictionStream(keep_members)
+        for part in chunks(draws, chunk):
+            stream.update(self.logits(inputs, part))
+        return stream.result()
+
+    def logits(self, inputs: Inputs, draws: Sequence[Draw]) -> Tensor:
+        """Logits of the given draws, `[S, B, K, ...]`, with the classes at dimension 2.
+
+        Several draws run folded into the batch where the network allows it, else one by one.
+
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+        >>> bnn = abnn.convert(net, alpha=0, modes=1)
+        >>> x = torch.randn(5, 4)
+        >>> bool((bnn.logits(x, [Draw(seed=0, mode=0, index=0)])[0] == net(x)).all())
+        True
+        """
+        first = _first_tensor(inputs)
+        if first.ndim == 0 or first.shape[0] == 0:
+            raise ValueError(f"The input has shape {tuple(first.shape)}: there is no example in it.")
+        with _RUNNING:
+            if len(draws) > 1 and self.is_foldable(inputs):
+                return self._folded(inputs, draws, self._noise(draws), self.alpha)
+            noise = self._noise(draws)
+            singles = [[eps[s : s + 1] for eps in noise] for s in range(len(draws))]
+            return torch.stack(
+                [
+                    self._single(inputs, draw, eps, self.alpha)
+                    for draw, eps in zip(draws, singles, strict=True)
+                ]
+            )
+
+    def _noise(self, draws: Sequence[Draw]) -> list[Tensor]:
+        """For every layer the noise of all draws, `[S, *shape]`; zero where it is not per draw."""
+        layers = self.bayes_layers.values()
+        shapes = [layer.bank.form.shape for layer in layers]
+        if self.noise != "channel":
+            return [torch.zeros(len(draws), *shape) for shape in shapes]
+        rows = [channel_noise(draw, [shape.numel() for shape in shapes]) for draw in draws]
+        stacked = (torch.stack(column) for column in zip(*rows, strict=True))
+        return [e.reshape(len(draws), *shape) for e, shape in zip(stacked, shapes, strict=True)]
+
+    @contextmanager
+    def _active(
+        self, draws: Sequence[Draw], noise: list[Tensor], batch: int, alpha: float
+    ) -> Iterator[None]:
+        layers = list(self.bayes_layers.values())
+        modes = [draw.mode for draw in draws]
+        actives = []
+        for layer, eps in zip(layers, noise, strict=True):
+            bank = layer.bank
+            gamma = bank.gamma[modes]
+            weight = sample_gamma(gamma, eps.to(gamma), alpha, bank.form.offset)
+            bias = None if bank.beta is None else bank.beta[modes]
+            actives.append(Active(draws, weight, bias, batch, self.noise, alpha))
+        with activated(layers, actives):
+            yield
+
+    def _single(self, inputs: Inputs, draw: Draw, eps: list[Tensor], alpha: float) -> Tensor:
+        """Logits of one draw, `[B, K, ...]`: the original network with this draw's weights."""
+        with self._active([draw], eps, _first_tensor(inputs).shape[0], alpha):
+            try:
+                result = call(self.backbone, inputs)
+            except NotFoldable:
+                raise ValueError(
+                    "noise='example' needs norms that see the batch as their leading dimension, "
+                    "which this network's do not; use noise='channel'."
+                ) from None
+        return logits_of(result, self.output, self.class_dim)
+
+    def _folded(
+        self, inputs: Inputs, draws: Sequence[Draw], noise: list[Tensor], alpha: float
+    ) -> Tensor:
+        """Logits of all draws in one pass over S copies of the inputs, sample-major."""
+        B, S = _first_tensor(inputs).shape[0], len(draws)
+        with self._active(draws, noise, B, alpha), _no_fused_encoder():
+            result = call(self.backbone, _repeat(inputs, B, S))
+        logits = logits_of(result, self.output, self.class_dim)
+        if logits.shape[0] % S:
+            raise NotFoldable
+        return logits.unflatten(0, (S, -1))
+
+    def is_foldable(self, inputs: Inputs) -> bool:
+        """Whether several draws of this network can run as one larger batch.
+
+        Tried once for every kind of input, on its first examples and with strong noise: a folded
+        pass must equal one pass after the other. It does not where the batch is not the leading
+        dimension, where examples are mixed, or where a norm's weight is used without calling it.
+        """
+        args, kwargs = arguments(inputs)
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        key = (structure, *((t.ndim, t.dtype) for t in leaves if isinstance(t, Tensor)))
+        if key not in self._foldable:
+            self._foldable[key] = self._try_folding(inputs)
+            if not self._foldable[key]:
+                warnings.warn(
+                    "Draws of this network can't share a batch: its batch is not the leading "
+                    "dimension, it mixes examples, or it uses a norm's weight without calling the "
+                    "norm. Predictions are right, but run one draw at a time; a batch-first "
+                    "version of the network would be faster.",
+                    stacklevel=3,
+                )
+        return self._foldable[key]
+
+    def _try_folding(self, inputs: Inputs) -> bool:
+        B = _first_tensor(inputs).shape[0]
+        if B > 2:
+            inputs = pytree.tree_map(
+                lambda t: t[:2] if isinstance(t, Tensor) and t.ndim and len(t) == B else t, inputs
+            )
+        draws = [Draw(0, mode % self.modes, mode, "probe") for mode in range(3)]
+        shapes = [layer.bank.form.shape for layer in self.bayes_layers.values()]
+        noise = [channel_noise(draw, [shape.numel() for shape in shapes]) for draw in draws]
+        eps = [
+            torch.stack(column).reshape(3, *shape)
+            for column, shape in zip(zip(*noise, strict=True), shapes, strict=True)
+        ]
+        with torch.no_grad(), self._evaluating(), self._with_noise("channel"):
+            one_by_one = torch.stack(
+                [
+                    self._single(inputs, draw, [e[s : s + 1] for e in eps], alpha=0.3)
+                    for s, draw in enumerate(draws)
+                ]
+            ).double()
+            try:
+                folded = self._folded(inputs, draws, eps, alpha=0.3).double()
+            except Exception:  # whatever the network says to a batch three times as large
+                return False
+        if folded.shape != one_by_one.shape:
+            return False
+        precise = _first_parameter_dtype(self.backbone) in (torch.float32, torch.float64)
+        spread = (one_by_one - one_by_one.mean(0)).abs().max()
+        size = one_by_one.abs().max()
+        tolerance = 1e-3 * spread + 1e-5 * size if precise else 0.1 * spread + 1e-2 * size
+        return bool((folded - one_by_one).abs().max() <= tolerance)
+
+    # The networks inside
+
+    def draw(self, mode: int, seed: int = 0, index: int = 0) -> nn.Module:
+        """The plain network of one draw, of the original architecture and without noise.
+
+        Its norms hold copies of their own; every other tensor is shared with the backbone.
+
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+        >>> abnn.convert(net).draw(mode=2, seed=7)
+        Sequential(
+          (0): Linear(in_features=4, out_features=8, bias=True)
+          (1): LayerNorm((8,), eps=1e-05, elementwise_affine=True, bias=True)
+          (2): Linear(in_features=8, out_features=3, bias=True)
+        )
+        """
+        if not 0 <= mode < self.modes:
+            raise ValueError(f"mode={mode} must be one of 0 to {self.modes - 1}.")
+        if self.noise != "channel":
+            raise ValueError(
+                f"A draw of noise={self.noise!r} is not a plain network; only with "
+                "noise='channel' it is."
+            )
+        draws = [Draw(seed, mode, index)]
+        net = twin(self)
+        assert isinstance(net, ABNN)
+        layers = list(net.bayes_layers.values())
+        with torch.no_grad(), net._active(draws, self._noise(draws), 1, self.alpha):
+            actives = [layer.bank.active for layer in layers]
+        for layer, active in zip(layers, actives, strict=True):
+            layer.bank.active = active
+            make_plain(layer, draw=True)
+        return self._as_before(net.backbone).eval()
+
+    def restore(self) -> nn.Module:
+        """The network as it was before `convert`, on the same tensors.
+
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+        >>> x = torch.randn(2, 4)
+        >>> bool((abnn.convert(net).restore()(x) == net(x)).all())
+        True
+        """
+        net = twin(self)
+        assert isinstance(net, ABNN)
+        for layer in net.bayes_layers.values():
+            make_plain(layer, draw=False)
+        plain = self._as_before(net.backbone)
+        for name, module in plain.named_modules():
+            module.training = name in self._training
+        return plain
+
+    def _as_before(self, net: nn.Module) -> nn.Module:
+        for name, parameter in net.named_parameters():
+            parameter.requires_grad_(name in self._trainable)
+        return net
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        """Call the original network: its own output, no modes and no noise.
+
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+        >>> bnn, x = abnn.convert(net), torch.randn(2, 4)
+        >>> with bnn.disabled():
+        ...     bool((bnn(x) == net(x)).all())
+        True
+        """
+        before, self._disabled = self._disabled, True
+        try:
+            yield
+        finally:
+            self._disabled = before
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the modes to a directory: `modes.safetensors` and `abnn.json`.
+
+        The backbone is not written; `abnn.load` needs the original network.
+
+        >>> import tempfile
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+        >>> with tempfile.TemporaryDirectory() as run:
+        ...     abnn.convert(net, modes=2).save(run)
+        ...     abnn.load(run, net).modes
+        2
+        """
+        from abnn.artifact import save
+
+        save(self, path)
+
+    # A well-behaved module
+
+    def train(self, mode: bool = True) -> ABNN:
+        """Let batch statistics follow the data or not; noise stays on, the backbone in eval."""
+        self.training = mode
+        self.backbone.eval()
+        for layer in self.bayes_layers.values():
+            layer.training = mode and layer.bank.mean is not None
+        return self
+
+    def load_state_dict(
+        self, state_dict: Any, strict: bool = True, assign: bool = False
+    ) -> Any:
+        """As every module, but what differs from the shared backbone gets memory of its own."""
+        if not assign:
+            for name, tensor in self.state_dict(keep_vars=True).items():
+                other = state_dict.get(name)
+                if other is not None and not torch.equal(tensor, other.to(tensor)):
+                    tensor.data = tensor.data.clone()
+        return super().load_state_dict(state_dict, strict, assign)
+
+    def __repr__(self) -> str:
+        norms = len(self.bayes_layers)
+        return (
+            f"ABNN({type(self.backbone).__name__}, modes={self.modes}, alpha={self.alpha:g}, "
+            f"{norms} Bayesian norm{'s' if norms > 1 else ''}, "
+            f"{self.num_added_parameters:,} added parameters)"
+        )
+
+    @contextmanager
+    def _evaluating(self) -> Iterator[None]:
+        before = self.training
+        self.eval()
+        try:
+            yield
+        finally:
+            self.train(before)
+
+    @contextmanager
+    def _with_noise(self, noise: Noise) -> Iterator[None]:
+        before, self.noise = self.noise, noise
+        try:
+            yield
+        finally:
+            self.noise = before
+
+
+def _first_tensor(inputs: Inputs) -> Tensor:
+    """The input whose leading dimension is taken for the batch."""
+    leaves = pytree.tree_leaves(arguments(inputs))
+    tensor = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
+    if tensor is None:
+        raise TypeError("The input holds no tensor; pass a tensor, a tuple or a mapping of them.")
+    return tensor
+
+
+def _first_parameter_dtype(net: nn.Module) -> torch.dtype:
+    tensors = (*net.parameters(), *net.buffers())
+    return next((t.dtype for t in tensors if t.is_floating_point()), torch.float32)
+
+
+def _repeat(inputs: Inputs, B: int, S: int) -> Inputs:
+    """S copies of every tensor that has B examples, one after the other."""
+
+    def copies(leaf: Any) -> Any:
+        batched = isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.shape[0] == B
+        return torch.cat([leaf] * S) if batched else leaf
+
+    args, kwargs = pytree.tree_map(copies, arguments(inputs))
+    return kwargs if kwargs else args
+
+
+@contextmanager
+def _no_fused_encoder() -> Iterator[None]:
+    """Keep `nn.TransformerEncoderLayer` from reading its norms' weights instead of calling them."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)

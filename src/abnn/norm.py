@@ -1,0 +1,319 @@
+"""The Bayesian norm: the original norm with a sampled gamma, and a bank of modes.
+
+    BNL(h) = (h - mu) / sigma * gamma * (1 + alpha * eps) + beta,    eps ~ N(0, I)
+
+A Bayesian norm is the user's own layer, of a subclass of its own class, so that its settings, its
+fused activation and every `isinstance` check survive. It holds gamma, beta and the running
+statistics of all modes, stacked, beside the original ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from abnn.draws import Draw, local_noise
+from abnn.families import Form, has_affine_form
+from abnn.surgery import slot, swapped
+
+Noise = Literal["channel", "example", "element"]
+
+
+def sample_gamma(gamma: Tensor, eps: Tensor, alpha: float, offset: float = 0.0) -> Tensor:
+    """The sampled gamma, `gamma * (1 + alpha * eps)`, in the layer's own terms.
+
+    A layer that scales by `offset + weight` has the effective gamma `offset + weight`; noise
+    multiplies that, and the weight that yields it is returned.
+
+    >>> sample_gamma(torch.tensor([2.0]), eps=torch.tensor([3.0]), alpha=0.1)
+    tensor([2.6000])
+    """
+    return gamma + alpha * eps * (offset + gamma)
+
+
+class NotFoldable(Exception):  # noqa: N818  (not an error: the network runs a draw at a time)
+    """The input of a norm can't be split into the samples that were folded into the batch."""
+
+
+@dataclass
+class Active:
+    """The draws a Bayesian norm is to run with.
+
+    Args:
+        draws: the S draws folded into the leading dimension, sample-major.
+        weight: sampled gamma of every draw, `[S, *shape]`.
+        bias: beta of every draw, or None.
+        batch: number of examples of one sample.
+        noise: what shares a noise value; only "channel" noise is part of `weight`.
+        alpha: scale of the noise.
+    """
+
+    draws: Sequence[Draw]
+    weight: Tensor
+    bias: Tensor | None
+    batch: int
+    noise: Noise
+    alpha: float
+
+
+class Bank(nn.Module):
+    """Gamma, beta and running statistics of all modes, stacked `[M, ...]`.
+
+    It is the one attribute that making a layer Bayesian adds to it. `gamma` is in the layer's own
+    terms: the effective gamma is `form.offset + gamma`.
+
+    Args:
+        layer: the layer whose values every mode starts from.
+        form: how the layer takes gamma and beta.
+        modes: number of modes, M.
+        stats: whether every mode keeps running statistics of its own.
+        index: position of the layer in its network, which tells its noise from the others'.
+    """
+
+    gamma: nn.Parameter
+    beta: nn.Parameter | None
+    mean: Tensor | None
+    var: Tensor | None
+    batches: Tensor | None
+
+    def __init__(
+        self, layer: nn.Module, form: Form, modes: int, stats: bool, index: int
+    ) -> None:
+        super().__init__()
+        self.form = form
+        self.index = index
+        self.active: Active | None = None
+        like = _reference(layer, form)
+        # An update of a few thousandths is lost in half precision, so the bank is not in it.
+        wide = torch.promote_types(like.dtype, torch.float32)
+
+        def stack(name: str | None, default: float) -> nn.Parameter | None:
+            if name is None:
+                return None
+            value = getattr(layer, name)
+            if not isinstance(value, Tensor):
+                # The layer takes the dtype of this tensor for its own, so it is not widened.
+                value = torch.full(form.shape, default, dtype=like.dtype, device=like.device)
+                return nn.Parameter(value.repeat(modes, *[1] * value.ndim))
+            return nn.Parameter(value.detach().to(wide).repeat(modes, *[1] * value.ndim))
+
+        self.register_parameter("gamma", stack(form.gamma, 1.0))
+        self.register_parameter("beta", stack(form.beta, 0.0))
+        for name, source in _STATISTICS.items():
+            value = getattr(layer, source, None) if stats and form.statistics else None
+            stacked = None if value is None else value.repeat(modes, *[1] * value.ndim)
+            self.register_buffer(name, stacked)
+
+
+_STATISTICS = {"mean": "running_mean", "var": "running_var", "batches": "num_batches_tracked"}
+
+
+def _reference(layer: nn.Module, form: Form) -> Tensor:
+    """A tensor of the layer, or an empty one, that has its dtype and device."""
+    tensors = (getattr(layer, name, None) for name in (form.gamma, form.beta or "", "running_mean"))
+    return next((t for t in tensors if isinstance(t, Tensor)), torch.empty(0))
+
+
+class BayesNorm(nn.Module):
+    """What every Bayesian norm has; mixed into the class of the layer it came from.
+
+    Without an active draw it is the original layer.
+    """
+
+    bank: Bank
+
+    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """Run the original layer with the weights of the active draws."""
+        active = self.bank.active
+        if active is None:
+            return super().forward(x, *args, **kwargs)  # type: ignore[misc]
+        if active.noise == "channel":
+            return self._run(x, *args, **kwargs)
+        with swapped(self, {name: nn.Identity() for name in self.bank.form.tail}):
+            y = self._run(x, *args, **kwargs)
+        return self._tail(self._perturb(y))
+
+    def _run(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """All samples of x, each with its own weights."""
+        active, form = self.bank.active, self.bank.form
+        assert active is not None
+        S = len(active.draws)
+        if S == 1:  # the network that runs this draw has loaded it into the layer
+            y: Tensor = super().forward(x, *args, **kwargs)  # type: ignore[misc]
+            return y
+        if args or kwargs or x.ndim < 2 or x.shape[0] % S:
+            raise NotFoldable
+        if has_affine_form(self, form) and not self.training:
+            return self._affine_with_statistics(x)
+        if self.bank.mean is not None or form.coupled or form.axis is None:
+            groups = []
+            for s, group in enumerate(x.chunk(S)):
+                with self.loaded(s):
+                    groups.append(super().forward(group))  # type: ignore[misc]
+            return torch.cat(groups)
+        # Samples differ only after normalisation, so all are normalised in one call.
+        unit = torch.full_like(active.weight[0], 1 - form.offset)
+        values = self._weights(unit, None if active.bias is None else torch.zeros_like(unit))
+        with swapped(self, values | {name: nn.Identity() for name in form.tail}):
+            x_hat = super().forward(x)  # type: ignore[misc]
+        return self._tail(_affine(form, x_hat, form.offset + active.weight, active.bias))
+
+    def _affine_with_statistics(self, x: Tensor) -> Tensor:
+        active, bank = self.bank.active, self.bank
+        assert active is not None
+        modes = [draw.mode for draw in active.draws]
+        mean = self.running_mean if bank.mean is None else bank.mean[modes]
+        var = self.running_var if bank.var is None else bank.var[modes]
+        scale = active.weight * (var + self.eps).rsqrt()
+        return _affine(bank.form, x, scale, active.bias - mean * scale)
+
+    def _perturb(self, y: Tensor) -> Tensor:
+        """Noise per example or per activation: `beta + (y - beta) * (1 + alpha * eps)`."""
+        active = self.bank.active
+        assert active is not None
+        S, B = len(active.draws), active.batch
+        if y.shape[0] % S:
+            raise NotFoldable
+        samples = y.unflatten(0, (S, -1))
+        if active.noise == "element":
+            noise = [local_noise(d, self.bank.index, samples.shape[1:]) for d in active.draws]
+            eps = torch.stack(noise).to(y)
+        else:
+            if y.shape[0] % (S * B):
+                raise NotFoldable
+            samples = y.unflatten(0, (S * B, -1))
+            noise = [local_noise(d, self.bank.index, (B, *self.bank.form.shape)) for d in active.draws]
+            eps = self.bank.form.view(torch.cat(noise).to(y), y.ndim)
+        centred = samples
+        if active.bias is not None:
+            beta = active.bias.repeat_interleave(len(samples) // S, 0)
+            centred = samples - self.bank.form.view(beta.to(y), y.ndim)
+        return (samples + active.alpha * eps * centred).flatten(0, 1)
+
+    def _tail(self, y: Tensor) -> Tensor:
+        for name in self.bank.form.tail:
+            y = getattr(self, name)(y)
+        return y
+
+    def _weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor | None]:
+        """Values for the layer's own slots, in the layer's own dtype."""
+        values: dict[str, Tensor | None] = {}
+        for name, value in ((self.bank.form.gamma, weight), (self.bank.form.beta, bias)):
+            if name is not None and value is not None:
+                own = getattr(self, name)
+                values[name] = value.to(own.dtype) if isinstance(own, Tensor) else value
+        return values
+
+    @contextmanager
+    def loaded(self, s: int) -> Iterator[None]:
+        """Hold the weights and statistics of one active draw as the layer's own.
+
+        The whole network runs this draw then, even where it reads `norm.weight` by itself.
+        """
+        active, bank = self.bank.active, self.bank
+        assert active is not None
+        bias = None if active.bias is None else active.bias[s]
+        values = self._weights(active.weight[s], bias)
+        mode = active.draws[s].mode
+        rows = {source: getattr(bank, name) for name, source in _STATISTICS.items()}
+        rows = {source: bank_[mode] for source, bank_ in rows.items() if bank_ is not None}
+        if self.training:  # the layer updates them in place, which autograd must not see
+            rows = {source: row.clone() for source, row in rows.items()}
+        with swapped(self, values | rows):
+            yield
+            if self.training:
+                for name, source in _STATISTICS.items():
+                    if source in rows:
+                        getattr(bank, name)[mode].copy_(getattr(self, source))
+
+    def extra_repr(self) -> str:
+        """The layer's own settings, and the number of modes."""
+        own = super().extra_repr()
+        return f"{own}, modes={len(self.bank.gamma)}" if own else f"modes={len(self.bank.gamma)}"
+
+    def __reduce__(self) -> Any:
+        """Copy and pickle by the original class, from which this one is made again."""
+        return _rebuild, (original_class(self),), self.__dict__.copy()
+
+
+def _affine(form: Form, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`x * weight + bias` for every one of the samples folded into x."""
+    samples = x.unflatten(0, (len(weight), -1))
+    weight = form.view(weight, x.ndim)
+    if bias is None:
+        y = samples * weight
+    else:
+        bias = form.view(bias, x.ndim)
+        same = samples.dtype == weight.dtype == bias.dtype
+        y = torch.addcmul(bias, samples, weight) if same else samples * weight + bias
+    return y.flatten(0, 1).to(x.dtype)
+
+
+@cache
+def _bayes_class(cls: type[nn.Module]) -> type[nn.Module]:
+    return type(f"Bayes{cls.__name__}", (BayesNorm, cls), {"__module__": cls.__module__})
+
+
+def _rebuild(cls: type[nn.Module]) -> nn.Module:
+    return _bayes_class(cls).__new__(_bayes_class(cls))
+
+
+def original_class(layer: BayesNorm) -> type[nn.Module]:
+    """The class of the layer before it was made Bayesian."""
+    cls: type[nn.Module] = type(layer).__bases__[1]
+    return cls
+
+
+def make_bayes(layer: nn.Module, form: Form, modes: int, stats: bool, index: int) -> None:
+    """Turn a layer into a Bayesian norm, in place; the arguments are those of `Bank`."""
+    bank = Bank(layer, form, modes, stats, index)
+    layer.__class__ = _bayes_class(type(layer))
+    layer.bank = bank
+
+
+def make_plain(layer: BayesNorm, draw: bool) -> None:
+    """Turn a Bayesian norm back into its original class, in place.
+
+    Args:
+        draw: whether it keeps the weights of its active draw, or gets its original ones back.
+    """
+    values: dict[str, Any] = {}
+    if draw:
+        with layer.loaded(0):
+            names = (layer.bank.form.gamma, layer.bank.form.beta, *_STATISTICS.values())
+            values = {n: getattr(layer, n) for n in names if n and hasattr(layer, n)}
+    del layer.bank
+    layer.__class__ = original_class(layer)
+    for name, value in values.items():
+        holder = slot(layer, name)
+        assert holder is not None
+        if isinstance(value, Tensor):
+            value = value.detach().clone()
+        is_parameter = holder is layer._parameters and value is not None
+        holder[name] = nn.Parameter(value) if is_parameter else value
+    for flag in ("affine", "elementwise_affine"):
+        if draw and hasattr(layer, flag):
+            setattr(layer, flag, True)
+
+
+@contextmanager
+def activated(layers: Sequence[BayesNorm], actives: Sequence[Active]) -> Iterator[None]:
+    """Let every layer run with its active draws; a single draw is loaded into the layers."""
+    with ExitStack() as stack:
+        stack.callback(_deactivate, layers)
+        for layer, active in zip(layers, actives, strict=True):
+            layer.bank.active = active
+            if len(active.draws) == 1:
+                stack.enter_context(layer.loaded(0))
+        yield
+
+
+def _deactivate(layers: Sequence[BayesNorm]) -> None:
+    for layer in layers:
+        layer.bank.active = None
