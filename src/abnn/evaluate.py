@@ -1,0 +1,252 @@
+"""Score a predictor on labelled and on out-of-distribution (OOD) data with the paper's metrics."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from abnn.batches import device_of, inputs_of, split, to_device
+from abnn.metrics import Detection, detect, ece, log_likelihood, squared_error
+from abnn.prediction import Prediction
+
+# How out-of-distribution a prediction looks: higher is more so. The paper's own is "msp".
+SCORES: dict[str, Callable[[Prediction], Tensor]] = {
+    "msp": lambda p: 1 - p.confidence,
+    "entropy": lambda p: p.total,
+    "epistemic": lambda p: p.epistemic,
+    "aleatoric": lambda p: p.aleatoric,
+    "max_logit": lambda p: -p.max_logit,
+    "energy": lambda p: p.energy,
+    "variation_ratio": lambda p: p.variation_ratio,
+}
+
+
+class Predictor(Protocol):
+    """Whatever turns inputs into a `Prediction`: an ABNN, a baseline, your own class."""
+
+    def predict(self, *args: Any, **kwargs: Any) -> Prediction:
+        """Predict a batch of inputs."""
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What a predictor achieved.
+
+    Accuracy, ECE and all detection figures are in percent, as the paper prints them; NLL and
+    Brier score are plain numbers.
+
+    Args:
+        n: number of labelled examples (pixels or tokens, if these carry the labels).
+        accuracy: share of right labels, in percent.
+        nll: negative log-likelihood, in nats.
+        brier: Brier score over all classes, from 0 to 2.
+        ece: expected calibration error over 15 bins, in percent.
+        ood: for each OOD dataset and each of `SCORES`, the detection figures, in percent.
+
+    >>> result = Evaluation(n=100, accuracy=91.7, nll=0.373, brier=0.136, ece=5.3)
+    >>> print(result)
+    examples  accuracy %     nll   brier  ECE %
+         100       91.70  0.3730  0.1360   5.30
+    >>> Evaluation.from_json(result.to_json()) == result
+    True
+    """
+
+    n: int
+    accuracy: float
+    nll: float
+    brier: float
+    ece: float
+    ood: dict[str, dict[str, Detection]] = field(default_factory=dict)
+
+    def to_json(self) -> str:
+        """The evaluation as a JSON object."""
+        data = asdict(self)
+        # JSON has no infinity, which is the NLL when a label is given no probability at all.
+        data["nll"] = "inf" if math.isinf(self.nll) else self.nll
+        return json.dumps(data, indent=2, allow_nan=False)
+
+    @classmethod
+    def from_json(cls, text: str) -> Evaluation:
+        """Read what `to_json` wrote."""
+        try:
+            data = json.loads(text)
+            ood = {
+                name: {score: Detection(**figures) for score, figures in scores.items()}
+                for name, scores in data["ood"].items()
+            }
+            return cls(**{**data, "nll": float(data["nll"]), "ood": ood})
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(
+                "The text is not an Evaluation in JSON; give what Evaluation.to_json wrote."
+            ) from error
+
+    def to_table(self) -> str:
+        """The evaluation as aligned plain text: accuracy and calibration, then OOD detection."""
+        blocks = [
+            _aligned(
+                ["examples", "accuracy %", "nll", "brier", "ECE %"],
+                [
+                    str(self.n),
+                    f"{self.accuracy:.2f}",
+                    f"{self.nll:.4f}",
+                    f"{self.brier:.4f}",
+                    f"{self.ece:.2f}",
+                ],
+            )
+        ]
+        paper = {name: scores["msp"] for name, scores in self.ood.items() if "msp" in scores}
+        if paper:
+            blocks.append(
+                "OOD detection by maximum probability (msp), %\n"
+                + _aligned(
+                    ["dataset", "AUROC", "AUPR", "FPR95", "AUPR in", "FPR95 in"],
+                    *([name, *_percents(asdict(row).values())] for name, row in paper.items()),
+                )
+            )
+        if self.ood:
+            names = list(dict.fromkeys(score for scores in self.ood.values() for score in scores))
+            blocks.append(
+                "AUROC by score, %\n"
+                + _aligned(
+                    ["dataset", *names],
+                    *(
+                        [name, *_percents(scores[s].auroc if s in scores else None for s in names)]
+                        for name, scores in self.ood.items()
+                    ),
+                )
+            )
+        return "\n\n".join(blocks)
+
+    def __str__(self) -> str:
+        """The table."""
+        return self.to_table()
+
+
+def evaluate(
+    predictor: Predictor,
+    id_loader: Iterable[Any],
+    ood: Mapping[str, Iterable[Any]] | None = None,
+    *,
+    ignore_index: int = -100,
+    progress: Callable[[str, int], object] | None = None,
+    **predict: Any,
+) -> Evaluation:
+    """Score a predictor on labelled data and, if given, on out-of-distribution datasets.
+
+    Each loader is read once, and only a few numbers per example are kept.
+
+    Args:
+        predictor: anything with `predict(inputs) -> Prediction`.
+        id_loader: batches `(x, y)`, `(x1, x2, ..., y)` or mappings with "labels".
+        ood: loaders by the name of their dataset; labels are not needed, and not looked at.
+        ignore_index: the label of what is left out, such as void pixels or padding.
+        progress: called as `progress(dataset, batches_done)` after every batch.
+        predict: passed on to `predictor.predict`, such as `samples=8, seed=0`.
+
+    >>> from abnn.baselines import Single
+    >>> x, y = torch.tensor([[2.0, 0.0], [0.0, 1.0]]), torch.tensor([0, 0])
+    >>> result = evaluate(Single(torch.nn.Identity()), [(x, y)], ood={"blank": [x * 0]})
+    >>> result.accuracy
+    50.0
+    >>> result.ood["blank"]["msp"].auroc
+    100.0
+    """
+    if ood is not None and not isinstance(ood, Mapping):
+        raise ValueError('ood must map names to loaders; give ood={"name": loader}.')
+    terms: dict[str, list[Tensor]] = defaultdict(list)
+    for batch, prediction in _run(predictor, id_loader, "in-distribution", progress, predict):
+        for name, values in _terms(prediction, split(batch)[1], ignore_index, bool(ood)).items():
+            terms[name].append(values.cpu())
+    known = {name: torch.cat(values) for name, values in terms.items()}
+    n = known["correct"].numel()
+    if n == 0:
+        raise ValueError(
+            f"Every in-distribution label is ignore_index ({ignore_index}); give labelled data."
+        )
+    detections: dict[str, dict[str, Detection]] = {}
+    for dataset, loader in (ood or {}).items():
+        unknown: dict[str, list[Tensor]] = {name: [] for name in SCORES}
+        for _, prediction in _run(predictor, loader, dataset, progress, predict):
+            for name, score in SCORES.items():
+                unknown[name].append(score(prediction).flatten().cpu())
+        detections[dataset] = {
+            name: detect(known[name], torch.cat(scores)).percent()
+            for name, scores in unknown.items()
+        }
+    return Evaluation(
+        n=n,
+        accuracy=100 * _mean(known["correct"]),
+        nll=-_mean(known["log_likelihood"]),
+        brier=_mean(known["squared_error"]),
+        ece=100 * ece(known["confidence"], known["correct"]),
+        ood=detections,
+    )
+
+
+def _run(
+    predictor: Predictor,
+    loader: Iterable[Any],
+    dataset: str,
+    progress: Callable[[str, int], object] | None,
+    predict: dict[str, Any],
+) -> Iterator[tuple[Any, Prediction]]:
+    """Each batch of a loader with its prediction."""
+    device, done = device_of(predictor), 0
+    for done, batch in enumerate(loader, start=1):
+        prediction = predictor.predict(to_device(inputs_of(batch), device), **predict)
+        if prediction.log_probs.isnan().any():
+            raise ValueError(
+                f"The predictions on batch {done} of the {dataset} data contain NaN; check these "
+                "inputs and the network's weights."
+            )
+        yield batch, prediction
+        if progress is not None:
+            progress(dataset, done)
+    if done == 0:
+        raise ValueError(f"The loader of the {dataset} data is empty; give at least one batch.")
+
+
+def _terms(
+    prediction: Prediction, labels: Tensor, ignore_index: int, with_scores: bool
+) -> dict[str, Tensor]:
+    """The few numbers per labelled example that all metrics are made of."""
+    labels = labels.to(prediction.log_probs.device)
+    keep = labels != ignore_index
+    safe = labels.where(keep, 0)  # any class will do: these terms are dropped
+    maps = {
+        "log_likelihood": log_likelihood(prediction.log_probs, safe),
+        "squared_error": squared_error(prediction.probs, safe),
+        "confidence": prediction.confidence,
+        "correct": prediction.label == labels,
+    }
+    if with_scores:
+        maps |= {name: score(prediction) for name, score in SCORES.items()}
+    return {name: values[keep] for name, values in maps.items()}
+
+
+def _mean(terms: Tensor) -> float:
+    return terms.double().mean().item()
+
+
+def _percents(values: Iterable[float | None]) -> list[str]:
+    return ["-" if value is None else f"{value:.2f}" for value in values]
+
+
+def _aligned(header: list[str], *rows: list[str]) -> str:
+    """Columns of equal width, numbers to the right; a column of names goes to the left."""
+    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
+    named = header[0] == "dataset"
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if named and i == 0 else cell.rjust(width)
+            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in (header, *rows)
+    )

@@ -1,0 +1,186 @@
+"""The run directory of a fit: written as it goes, so that a killed fit resumes where it was."""
+
+from __future__ import annotations
+
+import json
+import time
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from abnn.artifact import bank_tensors, digest, fingerprint, load_banks, write
+from abnn.model import ABNN
+from abnn.recipe import Recipe
+from abnn.validation import FitResult
+
+SETTINGS, CHECKPOINT, LOSSES = "fit.json", "checkpoint.safetensors", "losses.csv"
+
+Place = tuple[int, int, int]  # steps done, epoch, batches of this epoch done
+
+
+class RunDirectory:
+    """Settings, checkpoints and losses of one fit.
+
+    A checkpoint is one file, replaced atomically, with everything the rest of the fit depends on:
+    the modes, the optimiser's state, and the place in the data. Noise, priors and the order of
+    the data are functions of the seed and that place.
+
+    Args:
+        path: the directory; it is made if it does not exist.
+        bnn: the network at the start of the fit.
+        recipe: the hyper-parameters.
+        steps: number of steps of the fit.
+        every: seconds between checkpoints.
+    """
+
+    def __init__(
+        self, path: str | PathLike[str], bnn: ABNN, recipe: Recipe, steps: int, every: float
+    ) -> None:
+        self.path = Path(path)
+        self.every = every
+        self.started = self.written = time.monotonic()
+        settings = {
+            "recipe": recipe.to_dict(),
+            "steps": steps,
+            "network": fingerprint(bnn)["values"],
+            "start": digest(bank_tensors(bnn)),
+            "alpha": bnn.alpha,
+            "noise": bnn.noise,
+            "stats": bnn.stats,
+        }
+        # What was written before is compared as JSON, which has no tuples.
+        settings = json.loads(json.dumps(settings))
+        self._claim(settings)
+        self.tensors, self.meta = self._read()
+        self.seconds_before = float(self.meta.get("seconds", 0.0))
+
+    def _claim(self, settings: dict[str, Any]) -> None:
+        file = self.path / SETTINGS
+        if not file.exists():
+            if self.path.exists() and not self.path.is_dir():
+                raise ValueError(f"run={str(self.path)!r} is a file; give a directory.")
+            self.path.mkdir(parents=True, exist_ok=True)
+            write(file, (json.dumps(settings, indent=2) + "\n").encode())
+            return
+        try:
+            before = json.loads(file.read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{file} is not valid JSON; use another run directory.") from error
+        changed = _differences(before, settings)
+        if changed:
+            raise ValueError(
+                f"{self.path} holds a fit with other settings ({'; '.join(changed)}); use another "
+                "run directory, or delete this one."
+            )
+
+    def _read(self) -> tuple[dict[str, Tensor], dict[str, str]]:
+        file = self.path / CHECKPOINT
+        if not file.exists():
+            return {}, {}
+        try:
+            with safetensors.safe_open(file, "pt") as checkpoint:
+                tensors = {key: checkpoint.get_tensor(key) for key in checkpoint.keys()}
+                return tensors, checkpoint.metadata()
+        except safetensors.SafetensorError as error:
+            raise ValueError(f"{file} is damaged ({error}); delete it to start anew.") from error
+
+    def resume(
+        self,
+        bnn: ABNN,
+        group: range,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler,
+        losses: Tensor,
+    ) -> Place:
+        """Bring a group of modes back to its last checkpoint, and tell its place."""
+        if not self.meta or int(self.meta["group"]) < group.start:
+            return 0, 0, 0
+        load_banks(bnn, _under("bank", self.tensors))
+        losses.copy_(self.tensors["losses"])
+        if int(self.meta["group"]) > group.start:
+            return len(losses), 0, 0  # this group was done, and a later one was under way
+        rows = optimizer.param_groups[0]["params"]
+        for name, tensor in _under("optimizer", self.tensors).items():
+            index, key = name.split("/")
+            row = rows[int(index)]
+            # The step count of Adam lives on the CPU; everything else beside its parameter.
+            optimizer.state[row][key] = tensor if key == "step" else tensor.to(row.device)
+        scaler.load_state_dict(json.loads(self.meta["scaler"]))
+        return int(self.meta["step"]), int(self.meta["epoch"]), int(self.meta["batch"])
+
+    def checkpoint(
+        self,
+        bnn: ABNN,
+        group: range,
+        optimizer: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler,
+        losses: Tensor,
+        place: Place,
+    ) -> None:
+        """Write a checkpoint if it is time for one; the last step of a group always is."""
+        now = time.monotonic()
+        if now - self.written < self.every and place[0] < len(losses):
+            return
+        self.written = now
+        tensors = {f"bank/{name}": tensor for name, tensor in bank_tensors(bnn).items()}
+        for index, row in enumerate(optimizer.param_groups[0]["params"]):
+            for key, value in optimizer.state.get(row, {}).items():
+                if isinstance(value, Tensor):
+                    tensors[f"optimizer/{index}/{key}"] = value
+        tensors["losses"] = losses
+        meta = {
+            "group": str(group.start),
+            "step": str(place[0]),
+            "epoch": str(place[1]),
+            "batch": str(place[2]),
+            "seconds": str(self.seconds_before + now - self.started),
+            "scaler": json.dumps(scaler.state_dict()),
+        }
+        write(self.path / CHECKPOINT, safetensors.torch.save(tensors, meta))
+        write(self.path / LOSSES, _csv(losses).encode())
+
+    def finish(self, bnn: ABNN, result: FitResult) -> None:
+        """Write the artefact and what the fit achieved."""
+        bnn.save(self.path)
+        write(self.path / "fit.txt", f"{result}\n".encode())
+
+
+def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    start = f"{prefix}/"
+    return {k.removeprefix(start): t for k, t in tensors.items() if k.startswith(start)}
+
+
+def _differences(before: Any, now: dict[str, Any]) -> list[str]:
+    """What differs, in words; digests are not shown."""
+    if not isinstance(before, dict):
+        return ["not the settings of a fit"]
+    words = {"network": "another network", "start": "modes that start from other values"}
+    changed = []
+    for key in now | before:
+        old, new = before.get(key), now.get(key)
+        if old == new:
+            continue
+        if key == "recipe" and isinstance(old, dict) and isinstance(new, dict):
+            changed += [
+                f"{k} was {old.get(k)} and now is {new.get(k)}"
+                for k in new | old
+                if old.get(k) != new.get(k)
+            ]
+        else:
+            changed.append(words.get(key, f"{key} was {old} and now is {new}"))
+    return changed
+
+
+def _csv(losses: Tensor) -> str:
+    header = ",".join(["step", *(f"mode_{m}" for m in range(losses.shape[1]))])
+    rows = [
+        ",".join([str(step), *("" if v != v else repr(v) for v in row)])
+        for step, row in enumerate(losses.tolist())
+        if any(v == v for v in row)
+    ]
+    return "\n".join([header, *rows]) + "\n"

@@ -1,0 +1,251 @@
+"""Evaluation against the metrics of all predictions at once, on every kind of loader."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from abnn.baselines import DeepEnsemble, Single
+from abnn.evaluate import SCORES, Evaluation, evaluate
+from abnn.metrics import Detection, accuracy, auroc, brier, detect, ece, nll
+from abnn.prediction import Prediction
+
+IDENTITY = Single(nn.Identity())
+FIGURES = ("n", "accuracy", "nll", "brier", "ece")
+
+
+def labelled(seed: int, *rest: int, n: int = 64, K: int = 5) -> tuple[Tensor, Tensor]:
+    """Logits `[n, K, ...]`, and labels `[n, ...]` that they are often right about."""
+    g = torch.Generator().manual_seed(seed)
+    logits = 2 * torch.randn(n, K, *rest, generator=g)
+    noisy = logits + 2 * torch.randn(logits.shape, generator=g)
+    return logits, noisy.argmax(1)
+
+
+def batches(*tensors: Tensor, size: int) -> Iterator[tuple[Tensor, ...]]:
+    return zip(*(torch.split(tensor, size) for tensor in tensors), strict=True)
+
+
+def figures(evaluation: Evaluation) -> dict[str, float]:
+    return {name: getattr(evaluation, name) for name in FIGURES}
+
+
+class Members(nn.Module):
+    """A predictor whose members are in the data, `[B, S, K, ...]`; it counts its calls."""
+
+    calls = 0
+
+    def predict(self, x: Tensor, **options: Any) -> Prediction:
+        self.calls += 1
+        return Prediction.from_logits(x.movedim(1, 0), **options)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_figures_are_the_metrics_of_all_predictions_in_percent(seed: int) -> None:
+    x, y = labelled(seed)
+    p = IDENTITY.predict(x)
+    result = evaluate(IDENTITY, batches(x, y, size=10))
+    assert result.n == 64
+    assert result.accuracy == pytest.approx(100 * accuracy(p.probs, y))
+    assert result.nll == pytest.approx(nll(p.log_probs, y))
+    assert result.brier == pytest.approx(brier(p.probs, y))
+    assert result.ece == pytest.approx(100 * ece(p.confidence, p.label == y))
+    assert result.ood == {}
+
+
+@pytest.mark.parametrize("size", [1, 7, 64])
+def test_the_batch_size_changes_nothing(size: int) -> None:
+    (x, y), (o, _) = labelled(0), labelled(1)
+    parts = evaluate(IDENTITY, batches(x, y, size=size), {"far": torch.split(o, size)})
+    whole = evaluate(IDENTITY, [(x, y)], {"far": [o]})
+    assert figures(parts) == pytest.approx(figures(whole))
+    assert parts.ood["far"]["entropy"].auroc == pytest.approx(whole.ood["far"]["entropy"].auroc)
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_every_score_is_detected_with_higher_as_more_ood(name: str) -> None:
+    g = torch.Generator().manual_seed(0)
+    x, o = torch.randn(40, 3, 5, generator=g), torch.randn(30, 3, 5, generator=g)
+    y = torch.randint(5, (40,), generator=g)
+    model = Members()
+    result = evaluate(model, batches(x, y, size=16), {"far": [o]})
+    expected = detect(SCORES[name](model.predict(x)), SCORES[name](model.predict(o)))
+    assert result.ood["far"][name] == expected.percent()
+
+
+@pytest.mark.parametrize("name", SCORES)
+def test_every_score_finds_members_that_waver_and_disagree(name: str) -> None:
+    sure = 9 * torch.eye(4)[torch.zeros(20, 3, dtype=torch.long)]
+    waver = torch.eye(4)[torch.arange(3)].expand(20, 3, 4)
+    result = evaluate(Members(), [(sure, torch.zeros(20).long())], {"far": [waver]})
+    assert result.ood["far"][name].auroc == 100
+
+
+def test_several_datasets_are_told_apart() -> None:
+    (x, y), (o, _) = labelled(0), labelled(1)
+    result = evaluate(IDENTITY, [(x, y)], {"same": [x], "flat": [0 * o]})
+    assert result.ood["same"]["msp"].auroc == 50
+    assert result.ood["flat"]["msp"].auroc == 100
+
+
+@pytest.mark.parametrize("kind", ["tensor", "pair", "list of one", "mapping"])
+def test_ood_data_needs_no_labels(kind: str) -> None:
+    class Named(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            return x
+
+    (x, y), (o, _) = labelled(0), labelled(1)
+    given: Any = {"tensor": o, "pair": (o, "ignored"), "list of one": [o], "mapping": {"x": o}}
+    result = evaluate(Single(Named()), [{"x": x, "labels": y}], {"far": [given[kind]]})
+    expected = 100 * auroc(1 - IDENTITY.predict(x).confidence, 1 - IDENTITY.predict(o).confidence)
+    assert result.ood["far"]["msp"].auroc == pytest.approx(expected)
+
+
+def test_several_inputs_are_passed_as_arguments() -> None:
+    class Sum(nn.Module):
+        def forward(self, a: Tensor, b: Tensor) -> Tensor:
+            return a + b
+
+    x, y = labelled(0)
+    result = evaluate(Single(Sum()), [(x / 4, 3 * x / 4, y)])
+    assert figures(result) == pytest.approx(figures(evaluate(IDENTITY, [(x, y)])))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
+def test_void_pixels_count_in_nothing(dtype: torch.dtype) -> None:
+    (x, y), (o, _) = labelled(0, 3, 4, n=6), labelled(1, 2, 2, n=6)
+    void = torch.rand(y.shape, generator=torch.Generator().manual_seed(0)) < 0.3
+    marked = y.masked_fill(void, 255).to(dtype)
+    result = evaluate(IDENTITY, batches(x, marked, size=4), {"far": [o]}, ignore_index=255)
+    flat = x.movedim(1, -1)[~void]
+    expected = evaluate(IDENTITY, [(flat, y[~void])], {"far": [o.movedim(1, -1).flatten(0, -2)]})
+    assert result.n == (~void).sum()
+    assert figures(result) == pytest.approx(figures(expected))
+    assert vars(result.ood["far"]["energy"]) == pytest.approx(vars(expected.ood["far"]["energy"]))
+
+
+def test_a_class_that_looks_like_ignore_index_in_a_narrow_type_is_kept() -> None:
+    # -100 and 156 are the same byte.
+    x = torch.zeros(2, 200)
+    assert evaluate(IDENTITY, [(x, torch.tensor([156, 3], dtype=torch.uint8))]).n == 2
+
+
+def test_options_reach_predict_and_progress_hears_of_every_batch() -> None:
+    seen: list[tuple[str, int]] = []
+    x, y = torch.randn(6, 3, 4), torch.zeros(6).long()
+    model = Members()
+    evaluate(
+        model,
+        batches(x, y, size=2),
+        {"far": [x]},
+        progress=lambda name, done: seen.append((name, done)),
+        keep_members=True,
+    )
+    assert seen == [("in-distribution", i) for i in (1, 2, 3)] + [("far", 1)]
+    assert model.calls == 4
+    with pytest.raises(TypeError, match="nonsense"):
+        evaluate(model, [(x, y)], nonsense=1)
+
+
+def test_inputs_follow_the_predictor_to_its_device() -> None:
+    class OnMeta(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.empty(1, device="meta"))
+
+        def predict(self, x: Tensor) -> Prediction:
+            assert x.device.type == "meta"
+            return IDENTITY.predict(torch.zeros(x.shape))
+
+    x, y = labelled(0)
+    assert evaluate(OnMeta(), [(x, y)], {"far": [x]}).n == 64
+
+
+def test_an_ensemble_is_evaluated_like_a_network() -> None:
+    torch.manual_seed(0)
+    nets = [nn.Linear(5, 5) for _ in range(3)]
+    x, y = labelled(0)
+    result = evaluate(DeepEnsemble(nets), [(x, y)])
+    mean = torch.stack([net(x).softmax(1) for net in nets]).mean(0)
+    assert result.brier == pytest.approx(brier(mean.detach(), y), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("loader", "message"),
+    [
+        ([], "loader of the in-distribution data is empty"),
+        ([(torch.full((2, 3), math.nan), torch.tensor([0, 1]))], "batch 1 .* contain NaN"),
+        ([(torch.zeros(2, 3), torch.tensor([0, 3]))], "run from 0 to 3.*ignore_index"),
+        ([(torch.zeros(2, 3), torch.tensor([0, -1]))], "run from -1 to 0"),
+        ([(torch.zeros(2, 3), torch.tensor([0]))], r"Labels of shape \[1\] do not fit"),
+        ([(torch.zeros(2, 3), torch.tensor([-100, -100]))], "Every in-distribution label is"),
+        ([torch.zeros(2, 3)], "no labels were found"),
+    ],
+)
+def test_labelled_data_that_cannot_be_scored_is_refused(loader: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        evaluate(IDENTITY, loader)
+
+
+def test_ood_data_that_cannot_be_scored_is_refused_by_name() -> None:
+    x, y = labelled(0)
+    with pytest.raises(ValueError, match="loader of the svhn data is empty"):
+        evaluate(IDENTITY, [(x, y)], {"svhn": []})
+    with pytest.raises(ValueError, match="batch 2 of the svhn data contain NaN"):
+        evaluate(IDENTITY, [(x, y)], {"svhn": [x, x * math.nan]})
+    with pytest.raises(ValueError, match="ood must map names to loaders"):
+        evaluate(IDENTITY, [(x, y)], [x])  # type: ignore[arg-type]
+
+
+def full() -> Evaluation:
+    (x, y), (o, _) = labelled(0), labelled(1)
+    return evaluate(IDENTITY, [(x, y)], {"svhn": [o / 2], "textures": [o / 9]})
+
+
+def test_json_brings_every_figure_back() -> None:
+    result = full()
+    assert Evaluation.from_json(result.to_json()) == result
+    assert json.loads(result.to_json())["ood"]["svhn"]["msp"]["auroc"] > 50
+
+
+def test_an_infinite_nll_survives_strict_json() -> None:
+    logits = torch.tensor([[0.0, -math.inf]])
+    result = evaluate(IDENTITY, [(logits, torch.tensor([1]))])
+    assert result.nll == math.inf
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    json.loads(result.to_json(), parse_constant=refuse)
+    assert Evaluation.from_json(result.to_json()) == result
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"n": 1, "ood": {}}', '{"ood": 3}'])
+def test_foreign_json_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="not an Evaluation in JSON"):
+        Evaluation.from_json(text)
+
+
+def test_the_table_is_aligned_and_holds_the_papers_figures() -> None:
+    result = full()
+    blocks = [block.splitlines() for block in str(result).split("\n\n")]
+    assert [len(block) for block in blocks] == [2, 4, 4]
+    for lines in (blocks[0], blocks[1][1:], blocks[2][1:]):
+        assert len({len(line) for line in lines}) == 1
+    assert blocks[0][1].split()[1] == f"{result.accuracy:.2f}"
+    svhn, fpr95 = result.ood["svhn"], result.ood["textures"]["msp"].fpr95
+    assert blocks[1][2].split()[:2] == ["svhn", f"{svhn['msp'].auroc:.2f}"]
+    assert blocks[1][3].split()[3] == f"{fpr95:.2f}"
+    assert blocks[2][2].split()[1:] == [f"{svhn[name].auroc:.2f}" for name in SCORES]
+
+
+def test_the_table_does_without_scores_it_was_not_given() -> None:
+    some = {"energy": Detection(90, 80, 40, 70, 50)}
+    table = Evaluation(10, 50, 1, 1, 5, {"a": some, "b": {"msp": some["energy"]}}).to_table()
+    assert table.splitlines()[-2:] == ["a         90.00      -", "b             -  90.00"]

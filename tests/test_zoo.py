@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from abnn.zoo import cifar_resnet, load_weights
+from shared import shared
+
+
+def parameters(net: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in net.parameters())
+
+
+def copy(net: nn.Module) -> dict[str, Tensor]:
+    return {name: tensor.clone() for name, tensor in net.state_dict().items()}
+
+
+def equal(one: dict[str, Tensor], two: dict[str, Tensor]) -> bool:
+    return one.keys() == two.keys() and all(torch.equal(one[name], two[name]) for name in one)
+
+
+class TestCifarResNet:
+    def test_sizes_are_the_papers(self) -> None:
+        assert parameters(cifar_resnet(20)) == 269_722
+        assert round(parameters(cifar_resnet(56)) / 1e6, 2) == 0.85
+        assert round(parameters(cifar_resnet(110)) / 1e6, 1) == 1.7
+
+    @pytest.mark.parametrize("depth", [8, 20, 56])
+    def test_depth_counts_convolutions_and_the_linear_layer(self, depth: int) -> None:
+        layers = [m for m in cifar_resnet(depth).modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+        assert len(layers) == depth
+
+    @pytest.mark.parametrize("size", [31, 32, 33])
+    def test_any_image_size_gives_one_logit_a_class(self, size: int) -> None:
+        logits = cifar_resnet(8, num_classes=7)(torch.randn(2, 3, size, size))
+        assert logits.shape == (2, 7)
+
+    @pytest.mark.parametrize("depth", [2, 19, 0, -4])
+    def test_an_impossible_depth_is_refused(self, depth: int) -> None:
+        with pytest.raises(ValueError, match=rf"6n \+ 2 layers.*not {depth}\."):
+            cifar_resnet(depth)
+
+    @pytest.mark.parametrize("depth", [20, 56])
+    def test_names_are_the_checkpoints(self, depth: int) -> None:
+        path = shared(f"weights/resnet{depth}_cifar10.th")
+        weights = torch.load(path, map_location="cpu", weights_only=True)["state_dict"]
+        names = {name for name in cifar_resnet(depth).state_dict() if "num_batches" not in name}
+        assert names == {name.removeprefix("module.") for name in weights}
+
+    def test_trained_weights_classify_cifar10(self) -> None:
+        net = cifar_resnet(20)
+        load_weights(net, shared("weights/resnet20_cifar10.th"))
+        with np.load(shared("data/cifar10_small.npz")) as data:
+            images, labels = data["x_test"][:1000], data["y_test"][:1000]
+        mean, std = np.array([0.485, 0.456, 0.406]), np.array([0.229, 0.224, 0.225])
+        x = torch.from_numpy((images / 255 - mean) / std).float().permute(0, 3, 1, 2)
+        with torch.no_grad():
+            predicted = net.eval()(x).argmax(1)
+        # 91.73 % on the whole test set
+        assert (predicted.numpy() == labels).mean() == pytest.approx(0.917, abs=0.01)
+
+
+class TestLoadWeights:
+    @pytest.fixture
+    def trained(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+
+    @pytest.fixture
+    def net(self) -> nn.Module:
+        return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+
+    @pytest.mark.parametrize("wrapper", [None, "state_dict", "model"])
+    @pytest.mark.parametrize("prefix", ["", "module."])
+    def test_wrappers_and_prefixes_are_taken_off(
+        self, tmp_path: Path, trained: nn.Module, net: nn.Module, wrapper: str | None, prefix: str
+    ) -> None:
+        content: Any = {prefix + name: tensor for name, tensor in trained.state_dict().items()}
+        torch.save({wrapper: content, "epoch": 3} if wrapper else content, tmp_path / "w.pt")
+        load_weights(net, tmp_path / "w.pt")
+        assert equal(copy(net), copy(trained))
+
+    def test_safetensors_are_read(self, tmp_path: Path, trained: nn.Module, net: nn.Module) -> None:
+        save_file(trained.state_dict(), tmp_path / "w.safetensors")
+        load_weights(net, str(tmp_path / "w.safetensors"))
+        assert equal(copy(net), copy(trained))
+
+    def test_a_part_named_module_keeps_its_name(self, tmp_path: Path) -> None:
+        trained, net = (nn.ModuleDict({"module": nn.Linear(2, 3)}) for _ in range(2))
+        torch.save(trained.state_dict(), tmp_path / "w.pt")
+        load_weights(net, tmp_path / "w.pt")
+        assert equal(copy(net), copy(trained))
+
+    @pytest.mark.parametrize(
+        ("change", "message"),
+        [
+            ({"0.bias": None}, r"do not fit Sequential \(missing 0\.bias\): build"),
+            ({"head": torch.ones(1)}, r"\(unexpected head\)"),
+            ({"0.bias": None, "head": torch.ones(1)}, r"\(missing 0\.bias; unexpected head\)"),
+            ({"0.bias": torch.ones(4)}, r"\(of another shape 0\.bias \[4\] instead of \[3\]\)"),
+            ({str(i): torch.ones(1) for i in range(5)}, r"unexpected 0, 1, 2 and 2 more"),
+            ({"0.bias": "text"}, "holds no weights"),
+        ],
+    )
+    def test_weights_that_do_not_fit_change_nothing(
+        self,
+        tmp_path: Path,
+        trained: nn.Module,
+        net: nn.Module,
+        change: dict[str, Any],
+        message: str,
+    ) -> None:
+        content = {**trained.state_dict(), **change}
+        torch.save({k: v for k, v in content.items() if v is not None}, tmp_path / "w.pt")
+        before = copy(net)
+        with pytest.raises(ValueError, match=message):
+            load_weights(net, tmp_path / "w.pt")
+        assert equal(copy(net), before)
+
+    @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+    @pytest.mark.parametrize("content", [b"", b"not weights", b"PK\x03\x04", b"\x80\x02}q\x00."])
+    def test_an_unreadable_file_is_refused(
+        self, tmp_path: Path, net: nn.Module, suffix: str, content: bytes
+    ) -> None:
+        path = tmp_path / f"w{suffix}"
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match="cannot be read"):
+            load_weights(net, path)
+
+    @pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+    def test_a_truncated_file_is_refused(
+        self, tmp_path: Path, trained: nn.Module, net: nn.Module, suffix: str
+    ) -> None:
+        path = tmp_path / f"w{suffix}"
+        (save_file if suffix == ".safetensors" else torch.save)(trained.state_dict(), path)
+        path.write_bytes(path.read_bytes()[:-20])
+        before = copy(net)
+        with pytest.raises(ValueError, match="cannot be read"):
+            load_weights(net, path)
+        assert equal(copy(net), before)
+
+    def test_a_pickled_network_is_refused_unexecuted(
+        self, tmp_path: Path, trained: nn.Module, net: nn.Module
+    ) -> None:
+        torch.save(trained, tmp_path / "w.pt")
+        with pytest.raises(ValueError, match="cannot be read"):
+            load_weights(net, tmp_path / "w.pt")
+
+    def test_a_missing_file_is_named(self, tmp_path: Path, net: nn.Module) -> None:
+        with pytest.raises(FileNotFoundError, match=r"There is no file .*w\.pt"):
+            load_weights(net, tmp_path / "w.pt")
