@@ -87,6 +87,15 @@ def test_every_score_finds_members_that_waver_and_disagree(name: str) -> None:
     assert result.ood["far"][name].auroc == 100
 
 
+def test_entropy_is_split_into_aleatoric_and_epistemic_scores() -> None:
+    contradict = Members().predict(torch.tensor([[[50.0, 0.0], [0.0, 50.0]]]))
+    waver = Members().predict(torch.zeros(1, 2, 2))
+    entropies = {name: [SCORES[name](p).item() for p in (contradict, waver)] for name in SCORES}
+    assert entropies["entropy"] == pytest.approx([math.log(2), math.log(2)])
+    assert entropies["aleatoric"] == pytest.approx([0, math.log(2)])
+    assert entropies["epistemic"] == pytest.approx([math.log(2), 0])
+
+
 def test_several_datasets_are_told_apart() -> None:
     (x, y), (o, _) = labelled(0), labelled(1)
     result = evaluate(IDENTITY, [(x, y)], {"same": [x], "flat": [0 * o]})

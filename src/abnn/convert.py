@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import get_args
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -71,9 +72,11 @@ def convert(
             f"The structure of {type(net).__name__} could not be copied ({error}); convert the "
             "plain network, before it is compiled, scripted or wrapped for parallel training."
         ) from error
+    floats = (t for _, t in _tensors(net) if t.is_floating_point())
+    like = next(floats, torch.empty(0))
     copies = dict(backbone.named_modules())
     for index, (name, form) in enumerate(forms.items()):
-        make_bayes(copies[name], form, modes, stats == "per_mode", index)
+        make_bayes(copies[name], form, modes, stats == "per_mode", index, like)
     return ABNN(
         backbone,
         alpha=alpha,

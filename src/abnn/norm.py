@@ -52,6 +52,7 @@ class Active:
         batch: number of examples of one sample.
         noise: what shares a noise value; only "channel" noise is part of `weight`.
         alpha: scale of the noise.
+        called: where a layer that runs leaves its index, if somebody wants to know.
     """
 
     draws: Sequence[Draw]
@@ -60,6 +61,7 @@ class Active:
     batch: int
     noise: Noise
     alpha: float
+    called: set[int] | None = None
 
 
 class Bank(nn.Module):
@@ -74,6 +76,7 @@ class Bank(nn.Module):
         modes: number of modes, M.
         stats: whether every mode keeps running statistics of its own.
         index: position of the layer in its network, which tells its noise from the others'.
+        like: a tensor with the dtype and device of the network, for a layer without tensors.
     """
 
     gamma: nn.Parameter
@@ -83,25 +86,32 @@ class Bank(nn.Module):
     batches: Tensor | None
 
     def __init__(
-        self, layer: nn.Module, form: Form, modes: int, stats: bool, index: int
+        self,
+        layer: nn.Module,
+        form: Form,
+        modes: int,
+        stats: bool,
+        index: int,
+        like: Tensor,
     ) -> None:
         super().__init__()
         self.form = form
         self.index = index
         self.active: Active | None = None
-        like = _reference(layer, form)
-        # An update of a few thousandths is lost in half precision, so the bank is not in it.
-        wide = torch.promote_types(like.dtype, torch.float32)
+        # The names of gamma and beta, where the layer itself has none.
+        names = [name for name in (form.gamma, form.beta) if name is not None]
+        self.bare = tuple(n for n in names if not isinstance(getattr(layer, n), Tensor))
 
         def stack(name: str | None, default: float) -> nn.Parameter | None:
             if name is None:
                 return None
-            value = getattr(layer, name)
-            if not isinstance(value, Tensor):
-                # The layer takes the dtype of this tensor for its own, so it is not widened.
+            if name in self.bare:
                 value = torch.full(form.shape, default, dtype=like.dtype, device=like.device)
-                return nn.Parameter(value.repeat(modes, *[1] * value.ndim))
-            return nn.Parameter(value.detach().to(wide).repeat(modes, *[1] * value.ndim))
+            else:
+                value = getattr(layer, name).detach()
+            # An update of a few thousandths is lost in half precision, so the bank is not in it.
+            wide = value.to(torch.promote_types(value.dtype, torch.float32))
+            return nn.Parameter(wide.repeat(modes, *[1] * wide.ndim))
 
         self.register_parameter("gamma", stack(form.gamma, 1.0))
         self.register_parameter("beta", stack(form.beta, 0.0))
@@ -112,12 +122,6 @@ class Bank(nn.Module):
 
 
 _STATISTICS = {"mean": "running_mean", "var": "running_var", "batches": "num_batches_tracked"}
-
-
-def _reference(layer: nn.Module, form: Form) -> Tensor:
-    """A tensor of the layer, or an empty one, that has its dtype and device."""
-    tensors = (getattr(layer, name, None) for name in (form.gamma, form.beta or "", "running_mean"))
-    return next((t for t in tensors if isinstance(t, Tensor)), torch.empty(0))
 
 
 class BayesNorm(nn.Module):
@@ -133,6 +137,8 @@ class BayesNorm(nn.Module):
         active = self.bank.active
         if active is None:
             return super().forward(x, *args, **kwargs)  # type: ignore[misc]
+        if active.called is not None:
+            active.called.add(self.bank.index)
         if active.noise == "channel":
             return self._run(x, *args, **kwargs)
         with swapped(self, {name: nn.Identity() for name in self.bank.form.tail}):
@@ -145,8 +151,7 @@ class BayesNorm(nn.Module):
         assert active is not None
         S = len(active.draws)
         if S == 1:  # the network that runs this draw has loaded it into the layer
-            y: Tensor = super().forward(x, *args, **kwargs)  # type: ignore[misc]
-            return y
+            return self._original(x, *args, **kwargs)
         if args or kwargs or x.ndim < 2 or x.shape[0] % S:
             raise NotFoldable
         if has_affine_form(self, form) and not self.training:
@@ -155,14 +160,27 @@ class BayesNorm(nn.Module):
             groups = []
             for s, group in enumerate(x.chunk(S)):
                 with self.loaded(s):
-                    groups.append(super().forward(group))  # type: ignore[misc]
+                    groups.append(self._original(group))
             return torch.cat(groups)
         # Samples differ only after normalisation, so all are normalised in one call.
         unit = torch.full_like(active.weight[0], 1 - form.offset)
         values = self._weights(unit, None if active.bias is None else torch.zeros_like(unit))
         with swapped(self, values | {name: nn.Identity() for name in form.tail}):
-            x_hat = super().forward(x)  # type: ignore[misc]
+            x_hat = self._original(x)
         return self._tail(_affine(form, x_hat, form.offset + active.weight, active.bias))
+
+    def _original(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """The layer's own forward, on whatever gamma and beta it holds now."""
+        values = {}
+        for name in self.bank.bare:
+            held = getattr(self, name)
+            if held is not None:  # a gamma and beta it did not have before take the input's dtype
+                own = getattr(self, self.bank.form.gamma)
+                like = x if self.bank.form.gamma in self.bank.bare else own
+                values[name] = held.to(like.dtype)
+        with swapped(self, values):
+            y: Tensor = super().forward(x, *args, **kwargs)  # type: ignore[misc]
+        return y
 
     def _affine_with_statistics(self, x: Tensor) -> Tensor:
         active, bank = self.bank.active, self.bank
@@ -201,14 +219,22 @@ class BayesNorm(nn.Module):
             y = getattr(self, name)(y)
         return y
 
-    def _weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor | None]:
+    def _weights(self, weight: Tensor, bias: Tensor | None) -> dict[str, Tensor]:
         """Values for the layer's own slots, in the layer's own dtype."""
-        values: dict[str, Tensor | None] = {}
+        values: dict[str, Tensor] = {}
         for name, value in ((self.bank.form.gamma, weight), (self.bank.form.beta, bias)):
             if name is not None and value is not None:
                 own = getattr(self, name)
                 values[name] = value.to(own.dtype) if isinstance(own, Tensor) else value
         return values
+
+    def _is_trivial(self, values: dict[str, Tensor]) -> bool:
+        """Whether a layer that has no gamma and beta would get them at one and zero."""
+        defaults = {self.bank.form.gamma: 1, self.bank.form.beta: 0}
+        return all(
+            getattr(self, name) is None and bool((value == defaults[name]).all())
+            for name, value in values.items()
+        )
 
     @contextmanager
     def loaded(self, s: int) -> Iterator[None]:
@@ -220,6 +246,8 @@ class BayesNorm(nn.Module):
         assert active is not None
         bias = None if active.bias is None else active.bias[s]
         values = self._weights(active.weight[s], bias)
+        if not torch.is_grad_enabled() and self._is_trivial(values):
+            values = {}  # multiplying by one would round differently from not multiplying
         mode = active.draws[s].mode
         rows = {source: getattr(bank, name) for name, source in _STATISTICS.items()}
         rows = {source: bank_[mode] for source, bank_ in rows.items() if bank_ is not None}
@@ -270,9 +298,11 @@ def original_class(layer: BayesNorm) -> type[nn.Module]:
     return cls
 
 
-def make_bayes(layer: nn.Module, form: Form, modes: int, stats: bool, index: int) -> None:
+def make_bayes(
+    layer: nn.Module, form: Form, modes: int, stats: bool, index: int, like: Tensor
+) -> None:
     """Turn a layer into a Bayesian norm, in place; the arguments are those of `Bank`."""
-    bank = Bank(layer, form, modes, stats, index)
+    bank = Bank(layer, form, modes, stats, index, like)
     layer.__class__ = _bayes_class(type(layer))
     layer.bank = bank
 
@@ -284,6 +314,7 @@ def make_plain(layer: BayesNorm, draw: bool) -> None:
         draw: whether it keeps the weights of its active draw, or gets its original ones back.
     """
     values: dict[str, Any] = {}
+    gamma = layer.bank.form.gamma
     if draw:
         with layer.loaded(0):
             names = (layer.bank.form.gamma, layer.bank.form.beta, *_STATISTICS.values())
@@ -298,7 +329,7 @@ def make_plain(layer: BayesNorm, draw: bool) -> None:
         is_parameter = holder is layer._parameters and value is not None
         holder[name] = nn.Parameter(value) if is_parameter else value
     for flag in ("affine", "elementwise_affine"):
-        if draw and hasattr(layer, flag):
+        if values.get(gamma) is not None and hasattr(layer, flag):
             setattr(layer, flag, True)
 
 
