@@ -90,7 +90,9 @@ def main() -> None:
         args.out.write_text(json.dumps(rows, indent=2) + "\n")
 
 
-def choose(net: torch.nn.Module, loaders: dict[str, Batches], args: argparse.Namespace) -> abnn.Recipe:
+def choose(
+    net: torch.nn.Module, loaders: dict[str, Batches], args: argparse.Namespace
+) -> abnn.Recipe:
     """The candidate whose short fit of two modes has the least NLL on the validation images."""
     best: tuple[float, abnn.Recipe] | None = None
     for lr, weight in CANDIDATES:
@@ -142,7 +144,9 @@ def table(rows: dict[str, list[dict[str, float]]]) -> str:
 
 
 def load_data(args: argparse.Namespace) -> dict[str, Batches]:
-    files = {n: args.shared / f"data/{n}.npz" for n in ("cifar10_small", "svhn_small", "textures_32")}
+    files = {
+        n: args.shared / f"data/{n}.npz" for n in ("cifar10_small", "svhn_small", "textures_32")
+    }
     missing = [str(path) for path in files.values() if not path.is_file()]
     if missing:
         sys.exit(f"Missing: {', '.join(missing)}. Point --shared at the folder that holds data/.")

@@ -124,7 +124,12 @@ NORMS = (
     Norm("BatchNorm1d-sequence", lambda: nn.BatchNorm1d(C), (C, 7), "batch"),
     Norm("BatchNorm2d", lambda: nn.BatchNorm2d(C, eps=1e-3), IMAGE, "batch"),
     Norm("BatchNorm2d-no-affine", lambda: nn.BatchNorm2d(C, affine=False), IMAGE, "batch"),
-    Norm("BatchNorm2d-untracked", lambda: nn.BatchNorm2d(C, track_running_stats=False), IMAGE, "batch"),
+    Norm(
+        "BatchNorm2d-untracked",
+        lambda: nn.BatchNorm2d(C, track_running_stats=False),
+        IMAGE,
+        "batch",
+    ),
     Norm("BatchNorm2d-cumulative", lambda: nn.BatchNorm2d(C, momentum=None), IMAGE, "batch"),
     Norm("BatchNorm3d", lambda: nn.BatchNorm3d(C), (C, 3, 4, 5), "batch"),
     Norm("SyncBatchNorm", lambda: nn.SyncBatchNorm(C), IMAGE, "batch"),
@@ -136,14 +141,21 @@ NORMS = (
     Norm("InstanceNorm1d-affine", lambda: nn.InstanceNorm1d(C, affine=True), (C, 7), "instance"),
     Norm("InstanceNorm2d", lambda: nn.InstanceNorm2d(C), IMAGE, "instance"),
     Norm("InstanceNorm2d-affine", lambda: nn.InstanceNorm2d(C, affine=True), IMAGE, "instance"),
-    Norm("InstanceNorm2d-tracked", lambda: nn.InstanceNorm2d(C, track_running_stats=True), IMAGE, "instance"),
+    Norm(
+        "InstanceNorm2d-tracked",
+        lambda: nn.InstanceNorm2d(C, track_running_stats=True),
+        IMAGE,
+        "instance",
+    ),
     Norm(
         "InstanceNorm2d-affine-tracked",
         lambda: nn.InstanceNorm2d(C, affine=True, track_running_stats=True),
         IMAGE,
         "instance",
     ),
-    Norm("InstanceNorm3d-affine", lambda: nn.InstanceNorm3d(C, affine=True), (C, 3, 4, 5), "instance"),
+    Norm(
+        "InstanceNorm3d-affine", lambda: nn.InstanceNorm3d(C, affine=True), (C, 3, 4, 5), "instance"
+    ),
     Norm("GroupNorm", lambda: nn.GroupNorm(3, C), IMAGE, "group"),
     Norm("GroupNorm-no-affine", lambda: nn.GroupNorm(3, C, affine=False), IMAGE, "group"),
     Norm("RMSNorm", lambda: nn.RMSNorm(C, eps=1e-6), TOKENS, "rms"),
@@ -152,10 +164,17 @@ NORMS = (
     Norm("own/ImageRMSNorm", lambda: ImageRMSNorm(C), IMAGE, "general"),
     Norm("own/SiLUNorm", lambda: SiLUNorm(C), TOKENS, "layer"),
     Norm("own/ScaledNorm", lambda: ScaledNorm(C), TOKENS, "general"),
-    Norm("torchvision/FrozenBatchNorm2d", lambda: _torchvision("FrozenBatchNorm2d"), IMAGE, "general"),
+    Norm(
+        "torchvision/FrozenBatchNorm2d", lambda: _torchvision("FrozenBatchNorm2d"), IMAGE, "general"
+    ),
     Norm("torchvision/LayerNorm2d", lambda: _torchvision("LayerNorm2d"), IMAGE, "layer"),
     Norm("timm/BatchNormAct2d", lambda: _timm("BatchNormAct2d", C), IMAGE, "batch"),
-    Norm("timm/BatchNormAct2d-silu", lambda: _timm("BatchNormAct2d", C, act_layer=nn.SiLU), IMAGE, "batch"),
+    Norm(
+        "timm/BatchNormAct2d-silu",
+        lambda: _timm("BatchNormAct2d", C, act_layer=nn.SiLU),
+        IMAGE,
+        "batch",
+    ),
     Norm(
         "timm/BatchNormAct2d-sigmoid",
         lambda: _timm("BatchNormAct2d", C, act_layer=nn.Sigmoid),
@@ -174,15 +193,29 @@ NORMS = (
     Norm("timm/RmsNorm2d", lambda: _timm("RmsNorm2d", C), IMAGE, "general"),
     Norm("timm/SimpleNorm", lambda: _timm("SimpleNorm", C), TOKENS, "general"),
     Norm("timm/EvoNorm2dS0", lambda: _timm("EvoNorm2dS0", C, groups=3), IMAGE, "general"),
-    Norm("transformers/ConvNextLayerNorm", lambda: _transformers("ConvNextLayerNorm", C, data_format="channels_first"), IMAGE, "layer"),
+    Norm(
+        "transformers/ConvNextLayerNorm",
+        lambda: _transformers("ConvNextLayerNorm", C, data_format="channels_first"),
+        IMAGE,
+        "layer",
+    ),
     Norm("transformers/LlamaRMSNorm", lambda: _transformers("LlamaRMSNorm", C), TOKENS, "general"),
     Norm("transformers/Qwen2RMSNorm", lambda: _transformers("Qwen2RMSNorm", C), TOKENS, "general"),
     Norm("transformers/T5LayerNorm", lambda: _transformers("T5LayerNorm", C), TOKENS, "general"),
-    Norm("transformers/NemotronLayerNorm1P", lambda: _transformers("NemotronLayerNorm1P", C), TOKENS, "layer"),
+    Norm(
+        "transformers/NemotronLayerNorm1P",
+        lambda: _transformers("NemotronLayerNorm1P", C),
+        TOKENS,
+        "layer",
+    ),
     Norm("transformers/GemmaRMSNorm", lambda: _transformers("GemmaRMSNorm", C), TOKENS, "general"),
-    Norm("transformers/Gemma2RMSNorm", lambda: _transformers("Gemma2RMSNorm", C), TOKENS, "general"),
-    Norm("transformers/Gemma3RMSNorm", lambda: _transformers("Gemma3RMSNorm", C), TOKENS, "general"),
-)  # fmt: skip
+    Norm(
+        "transformers/Gemma2RMSNorm", lambda: _transformers("Gemma2RMSNorm", C), TOKENS, "general"
+    ),
+    Norm(
+        "transformers/Gemma3RMSNorm", lambda: _transformers("Gemma3RMSNorm", C), TOKENS, "general"
+    ),
+)
 
 OFFSET = (
     "own/OffsetLayerNorm",

@@ -65,9 +65,7 @@ def test_without_noise_the_output_is_bit_equal_to_the_original(network: Network)
         assert torch.equal(bnn.logits(x, DRAWS[:1])[0], expected)
         plain = logits_of(call(bnn.draw(mode=1), x), class_dim=network.class_dim)
         assert torch.equal(plain, expected)
-        assert torch.equal(
-            logits_of(call(bnn.restore(), x), class_dim=network.class_dim), expected
-        )
+        assert torch.equal(logits_of(call(bnn.restore(), x), class_dim=network.class_dim), expected)
 
 
 @every_network
@@ -89,9 +87,7 @@ def test_a_fit_moves_only_the_modes_and_modes_do_not_touch_each_other(network: N
     net = copy.deepcopy(built(network)).double()
     before = copy.deepcopy(net.state_dict())
     recipe = abnn.Recipe(steps=2, lr=1e-3)
-    together, apart = (
-        abnn.convert(net, modes=2, class_dim=network.class_dim) for _ in range(2)
-    )
+    together, apart = (abnn.convert(net, modes=2, class_dim=network.class_dim) for _ in range(2))
     abnn.fit(together, data, recipe)
     abnn.fit(apart, data, recipe, modes_at_once=1)
 
@@ -100,10 +96,14 @@ def test_a_fit_moves_only_the_modes_and_modes_do_not_touch_each_other(network: N
     assert all(torch.equal(t, before[name]) for name, t in restored.items())
     layers = list(zip(together.bayes_layers.values(), apart.bayes_layers.values(), strict=True))
     for a, b in layers:
-        for one, other in zip(a.bank.state_dict().values(), b.bank.state_dict().values(), strict=True):
+        for one, other in zip(
+            a.bank.state_dict().values(), b.bank.state_dict().values(), strict=True
+        ):
             size = one.abs().max().item() + 1e-6
             torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-3 * size)
-    assert sum(not torch.equal(a.bank.gamma[0], a.bank.gamma[1]) for a, _ in layers) > len(layers) / 2
+    assert (
+        sum(not torch.equal(a.bank.gamma[0], a.bank.gamma[1]) for a, _ in layers) > len(layers) / 2
+    )
 
 
 @every_network

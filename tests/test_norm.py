@@ -162,7 +162,15 @@ def test_training_never_writes_the_original_tensors(item: Norm) -> None:
     assert all(torch.equal(tensor, before[name]) for name, tensor in layer.state_dict().items())
 
 
-@pytest.mark.parametrize("name", ["BatchNorm2d", "BatchNorm2d-cumulative", "timm/BatchNormAct2d", "InstanceNorm2d-affine-tracked"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "BatchNorm2d",
+        "BatchNorm2d-cumulative",
+        "timm/BatchNormAct2d",
+        "InstanceNorm2d-affine-tracked",
+    ],
+)
 @pytest.mark.parametrize("folded", [True, False])
 def test_statistics_of_a_mode_follow_the_batch_as_the_layer_itself_would(
     name: str, folded: bool
@@ -219,7 +227,9 @@ def test_a_bayesian_norm_can_be_copied_and_pickled() -> None:
     layer = convert(nn.LayerNorm(4)).backbone
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer))):
         assert type(other) is type(layer)
-        assert torch.equal(other.bank.gamma, layer.bank.gamma)  # type: ignore[union-attr]
+        assert isinstance(other, BayesNorm)
+        assert isinstance(layer, BayesNorm)
+        assert torch.equal(other.bank.gamma, layer.bank.gamma)
 
 
 def test_sampled_gamma_is_the_equation() -> None:

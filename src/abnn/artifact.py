@@ -54,9 +54,7 @@ def save(bnn: ABNN, path: str | PathLike[str]) -> None:
     write(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
 
 
-def load(
-    path: str | PathLike[str], net: nn.Module, *, output: Output | None = None
-) -> ABNN:
+def load(path: str | PathLike[str], net: nn.Module, *, output: Output | None = None) -> ABNN:
     """Load a saved ABNN onto the network it was made from; the network is not changed.
 
     Args:
@@ -149,7 +147,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 def tensor_bytes(tensor: Tensor) -> bytes | memoryview:
     """The values of a tensor, whatever its device and memory format."""
     flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return memoryview(flat.view(torch.uint8).numpy())
+    return flat.view(torch.uint8).numpy().data
 
 
 def write(path: Path, data: bytes) -> None:

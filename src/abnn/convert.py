@@ -112,7 +112,12 @@ class NormLayer:
 
 @dataclass(frozen=True)
 class Inspection:
-    """Every norm of a network; printed, it is a table."""
+    """Every norm of a network; printed, it is a table.
+
+    >>> inspection = inspect(nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8)))
+    >>> [layer.name for layer in inspection.converted], inspection.parameters_per_mode
+    (['1'], 16)
+    """
 
     layers: tuple[NormLayer, ...]
 
@@ -129,9 +134,15 @@ class Inspection:
     def __str__(self) -> str:
         header = ("layer", "class", "family", "Bayesian", "parameters", "note")
         rows = [
-            (x.name or "(root)", x.kind, x.family, "yes" if x.converts else "no", str(x.parameters))
-            + (x.note,)
-            for x in self.layers
+            (
+                layer.name or "(root)",
+                layer.kind,
+                layer.family,
+                "yes" if layer.converts else "no",
+                str(layer.parameters),
+                layer.note,
+            )
+            for layer in self.layers
         ]
         widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
         lines = [

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -12,15 +12,19 @@ from torch import Tensor
 
 T = TypeVar("T")
 
+# What random numbers are for; those of different streams are independent.
+STREAMS = ("predict", "fit", "probe", "prior", "data")
 
-class Draw(NamedTuple):
+
+@dataclass(frozen=True)
+class Draw:
     """One draw of the noise for one mode.
 
     Args:
         seed: the seed of the prediction or of the fit.
         mode: index of the mode.
         index: which draw of this mode.
-        stream: what the noise is for; draws of different streams are independent.
+        stream: what the noise is for, one of `STREAMS`.
 
     >>> Draw(seed=0, mode=2, index=5)
     Draw(seed=0, mode=2, index=5, stream='predict')
@@ -42,9 +46,7 @@ def generator(stream: str, seed: int, *key: int) -> np.random.Generator:
     >>> bool(a.random() == b.random())
     True
     """
-    sequence = np.random.SeedSequence(
-        seed % 2**64, spawn_key=(zlib.crc32(stream.encode()), *key)
-    )
+    sequence = np.random.SeedSequence(seed % 2**64, spawn_key=(STREAMS.index(stream), *key))
     return np.random.Generator(np.random.Philox(sequence))
 
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from abnn.surgery import slot, swapped
+from abnn.surgery import swapped
 
 GAMMA_NAMES = ("weight", "scale", "gamma")
 BETA_NAMES = ("bias", "shift", "beta")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sized
 from contextlib import contextmanager
 from os import PathLike
 from typing import Any
@@ -90,9 +90,7 @@ def fit(
         seconds=seconds,
         original=original,
         whole=validate(bnn, validation, ignore_index),
-        modes=tuple(
-            validate(bnn, validation, ignore_index, mode) for mode in range(bnn.modes)
-        ),
+        modes=tuple(validate(bnn, validation, ignore_index, mode) for mode in range(bnn.modes)),
     )
     bnn.fitted = result.provenance()
     if directory:
@@ -103,11 +101,9 @@ def fit(
 class _Plan:
     """What does not change during a fit: data, number of steps, groups of modes, priors."""
 
-    def __init__(
-        self, bnn: ABNN, loader: Iterable[Any], recipe: Recipe, ignore_index: int
-    ) -> None:
+    def __init__(self, bnn: ABNN, loader: Iterable[Any], recipe: Recipe, ignore_index: int) -> None:
         self.bnn, self.loader, self.recipe, self.ignore_index = bnn, loader, recipe, ignore_index
-        self.epoch_length = len(loader) if hasattr(loader, "__len__") else None
+        self.epoch_length = len(loader) if isinstance(loader, Sized) else None
         self.steps = _steps(recipe, self.epoch_length)
         self.device = device_of(bnn) or torch.device("cpu")
         k = min(recipe.modes_at_once or bnn.modes, bnn.modes)
@@ -285,10 +281,9 @@ def _check_conversion(bnn: ABNN, recipe: Recipe) -> None:
 def _check_last_batch(loader: Iterable[Any], batch_statistics: list[str]) -> None:
     """A last batch of one would stop the fit at the end of the epoch: say so at its start."""
     size, data = getattr(loader, "batch_size", None), getattr(loader, "dataset", None)
-    if not batch_statistics or not isinstance(size, int) or not hasattr(data, "__len__"):
+    if not batch_statistics or not isinstance(size, int) or not isinstance(data, Sized):
         return
-    count = len(data)  # type: ignore[arg-type]
-    if not getattr(loader, "drop_last", False) and isinstance(count, int) and count % size == 1:
+    if not getattr(loader, "drop_last", False) and len(data) % size == 1:
         raise _batch_of_one(batch_statistics)
 
 

@@ -101,7 +101,7 @@ class ABNN(nn.Module):
         In eval mode 8 draws of every mode with seed 0, as `predict`; in train mode one fresh draw
         of every mode, seeded by `torch.manual_seed`.
         """
-        inputs = kwargs if not args else args
+        inputs: Inputs = args or kwargs
         if args and kwargs:
             raise TypeError("Pass all inputs by position or all by keyword.")
         if self._disabled:
@@ -170,7 +170,9 @@ class ABNN(nn.Module):
         """
         first = _first_tensor(inputs)
         if first.ndim == 0 or first.shape[0] == 0:
-            raise ValueError(f"The input has shape {tuple(first.shape)}: there is no example in it.")
+            raise ValueError(
+                f"The input has shape {tuple(first.shape)}: there is no example in it."
+            )
         with _RUNNING:
             if len(draws) > 1 and self.is_foldable(inputs):
                 return self._folded(inputs, draws, self._noise(draws), self.alpha)
@@ -209,8 +211,10 @@ class ABNN(nn.Module):
             bank = layer.bank
             gamma = bank.gamma[modes]
             weight = sample_gamma(gamma, eps.to(gamma), alpha, bank.form.offset)
-            bias = None if bank.beta is None else bank.beta[modes]
-            actives.append(Active(draws, weight, bias, batch, self.noise, alpha, called))
+            bias, mean, var = (
+                None if rows is None else rows[modes] for rows in (bank.beta, bank.mean, bank.var)
+            )
+            actives.append(Active(draws, weight, bias, mean, var, batch, self.noise, alpha, called))
         with activated(layers, actives):
             yield
 
@@ -241,7 +245,8 @@ class ABNN(nn.Module):
         logits = logits_of(result, self.output, self.class_dim)
         if logits.shape[0] % S:
             raise NotFoldable
-        return logits.unflatten(0, (S, -1))
+        members: Tensor = logits.unflatten(0, (S, -1))
+        return members
 
     def is_foldable(self, inputs: Inputs) -> bool:
         """Whether several draws of this network can run as one larger batch.
@@ -268,9 +273,16 @@ class ABNN(nn.Module):
     def _try_folding(self, inputs: Inputs) -> bool:
         B = _first_tensor(inputs).shape[0]
         if B > 2:
-            inputs = pytree.tree_map(
+            first = pytree.tree_map(
                 lambda t: t[:2] if isinstance(t, Tensor) and t.ndim and len(t) == B else t, inputs
             )
+            try:
+                return self._folding_is_right(first)
+            except Exception:  # a network may not take fewer rows: all of them, then
+                pass
+        return self._folding_is_right(inputs)
+
+    def _folding_is_right(self, inputs: Inputs) -> bool:
         draws = [Draw(0, index % self.modes, index, "probe") for index in range(3)]
         with torch.no_grad(), self._evaluating(), self._with_noise("channel"):
             eps = self._noise(draws)
@@ -401,9 +413,7 @@ class ABNN(nn.Module):
             layer.training = mode and layer.bank.mean is not None
         return self
 
-    def load_state_dict(
-        self, state_dict: Any, strict: bool = True, assign: bool = False
-    ) -> Any:
+    def load_state_dict(self, state_dict: Any, strict: bool = True, assign: bool = False) -> Any:
         """As every module, but what differs from the shared backbone gets memory of its own."""
         if not assign:
             for name, tensor in self.state_dict(keep_vars=True).items():

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Literal
 
 import torch
@@ -49,6 +48,7 @@ class Active:
         draws: the S draws folded into the leading dimension, sample-major.
         weight: sampled gamma of every draw, `[S, *shape]`.
         bias: beta of every draw, or None.
+        mean, var: running statistics of every draw's mode, or None where modes have none.
         batch: number of examples of one sample.
         noise: what shares a noise value; only "channel" noise is part of `weight`.
         alpha: scale of the noise.
@@ -58,6 +58,8 @@ class Active:
     draws: Sequence[Draw]
     weight: Tensor
     bias: Tensor | None
+    mean: Tensor | None
+    var: Tensor | None
     batch: int
     noise: Noise
     alpha: float
@@ -136,7 +138,7 @@ class BayesNorm(nn.Module):
         """Run the original layer with the weights of the active draws."""
         active = self.bank.active
         if active is None:
-            return super().forward(x, *args, **kwargs)  # type: ignore[misc]
+            return super().forward(x, *args, **kwargs)
         if active.called is not None:
             active.called.add(self.bank.index)
         if active.noise == "channel":
@@ -149,7 +151,7 @@ class BayesNorm(nn.Module):
         """All samples of x, each with its own weights."""
         active, form = self.bank.active, self.bank.form
         assert active is not None
-        S = len(active.draws)
+        S = len(active.weight)
         if S == 1:  # the network that runs this draw has loaded it into the layer
             return self._original(x, *args, **kwargs)
         if args or kwargs or x.ndim < 2 or x.shape[0] % S:
@@ -179,26 +181,27 @@ class BayesNorm(nn.Module):
                 like = x if self.bank.form.gamma in self.bank.bare else own
                 values[name] = held.to(like.dtype)
         with swapped(self, values):
-            y: Tensor = super().forward(x, *args, **kwargs)  # type: ignore[misc]
+            y: Tensor = super().forward(x, *args, **kwargs)
         return y
 
     def _affine_with_statistics(self, x: Tensor) -> Tensor:
-        active, bank = self.bank.active, self.bank
+        active = self.bank.active
         assert active is not None
-        modes = [draw.mode for draw in active.draws]
-        mean = self.running_mean if bank.mean is None else bank.mean[modes]
-        var = self.running_var if bank.var is None else bank.var[modes]
-        scale = active.weight * (var + self.eps).rsqrt()
-        return _affine(bank.form, x, scale, active.bias - mean * scale)
+        assert active.bias is not None
+        layer: Any = self  # a batch or instance norm
+        mean = layer.running_mean if active.mean is None else active.mean
+        var = layer.running_var if active.var is None else active.var
+        scale = active.weight * (var + layer.eps).rsqrt()
+        return _affine(self.bank.form, x, scale, active.bias - mean * scale)
 
     def _perturb(self, y: Tensor) -> Tensor:
         """Noise per example or per activation: `beta + (y - beta) * (1 + alpha * eps)`."""
         active = self.bank.active
         assert active is not None
-        S, B = len(active.draws), active.batch
+        S, B = len(active.weight), active.batch
         if y.shape[0] % S:
             raise NotFoldable
-        samples = y.unflatten(0, (S, -1))
+        samples: Tensor = y.unflatten(0, (S, -1))
         if active.noise == "element":
             noise = [local_noise(d, self.bank.index, samples.shape[1:]) for d in active.draws]
             eps = torch.stack(noise).to(y)
@@ -206,13 +209,16 @@ class BayesNorm(nn.Module):
             if y.shape[0] % (S * B):
                 raise NotFoldable
             samples = y.unflatten(0, (S * B, -1))
-            noise = [local_noise(d, self.bank.index, (B, *self.bank.form.shape)) for d in active.draws]
+            noise = [
+                local_noise(d, self.bank.index, (B, *self.bank.form.shape)) for d in active.draws
+            ]
             eps = self.bank.form.view(torch.cat(noise).to(y), y.ndim)
         centred = samples
         if active.bias is not None:
             beta = active.bias.repeat_interleave(len(samples) // S, 0)
             centred = samples - self.bank.form.view(beta.to(y), y.ndim)
-        return (samples + active.alpha * eps * centred).flatten(0, 1)
+        noisy: Tensor = samples + active.alpha * eps * centred
+        return noisy.flatten(0, 1)
 
     def _tail(self, y: Tensor) -> Tensor:
         for name in self.bank.form.tail:
@@ -272,7 +278,7 @@ class BayesNorm(nn.Module):
 
 def _affine(form: Form, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`x * weight + bias` for every one of the samples folded into x."""
-    samples = x.unflatten(0, (len(weight), -1))
+    samples: Tensor = x.unflatten(0, (len(weight), -1))
     weight = form.view(weight, x.ndim)
     if bias is None:
         y = samples * weight
@@ -283,9 +289,15 @@ def _affine(form: Form, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tenso
     return y.flatten(0, 1).to(x.dtype)
 
 
-@cache
-def _bayes_class(cls: type[nn.Module]) -> type[nn.Module]:
-    return type(f"Bayes{cls.__name__}", (BayesNorm, cls), {"__module__": cls.__module__})
+_BAYES_CLASSES: dict[type[nn.Module], type[BayesNorm]] = {}
+
+
+def _bayes_class(cls: type[nn.Module]) -> type[BayesNorm]:
+    """The Bayesian subclass of a norm's class: one, however many layers have it."""
+    if cls not in _BAYES_CLASSES:
+        members = {"__module__": cls.__module__}
+        _BAYES_CLASSES[cls] = type(f"Bayes{cls.__name__}", (BayesNorm, cls), members)
+    return _BAYES_CLASSES[cls]
 
 
 def _rebuild(cls: type[nn.Module]) -> nn.Module:
@@ -320,7 +332,8 @@ def make_plain(layer: BayesNorm, draw: bool) -> None:
             names = (layer.bank.form.gamma, layer.bank.form.beta, *_STATISTICS.values())
             values = {n: getattr(layer, n) for n in names if n and hasattr(layer, n)}
     del layer.bank
-    layer.__class__ = original_class(layer)
+    plain: nn.Module = layer
+    plain.__class__ = original_class(layer)
     for name, value in values.items():
         holder = slot(layer, name)
         assert holder is not None

@@ -64,7 +64,8 @@ class Prediction:
     @cached_property
     def total(self) -> Tensor:
         """Entropy of the mean probabilities: aleatoric plus epistemic."""
-        return torch.special.entr(self.probs).sum(1)
+        entropy: Tensor = torch.special.entr(self.probs).sum(1)
+        return entropy
 
     @cached_property
     def epistemic(self) -> Tensor:

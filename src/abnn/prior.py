@@ -62,12 +62,12 @@ def abnn_loss(logits: Tensor, labels: Tensor, eta: Tensor, ignore_index: int = -
     """
     S = len(logits)
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    ce = F.cross_entropy(
+    ce: Tensor = F.cross_entropy(
         wide.flatten(0, 1),
         labels.expand(S, *labels.shape).flatten(0, 1),
         reduction="none",
         ignore_index=ignore_index,
     ).unflatten(0, (S, -1))
     counts = labels != ignore_index
-    weight = (1 + eta[:, labels.clamp_min(0)]) * counts
+    weight = (1 + eta[:, labels.where(counts, 0)]) * counts
     return (weight * ce).flatten(1).sum(1) / counts.sum().clamp_min(1)

@@ -116,7 +116,7 @@ class Recipe:
         if self.schedule == "multistep":
             return self.lr * self.lr_factor ** sum(epoch >= m for m in self.milestones)
         if self.schedule == "polynomial":
-            return self.lr * (1 - step / steps) ** self.power
+            return float(self.lr * (1 - step / steps) ** self.power)
         return self.lr
 
     @classmethod
@@ -129,7 +129,9 @@ class Recipe:
         path = Path(source)
         if path.suffix != ".toml":
             if str(source) not in names():
-                raise ValueError(f"There is no recipe {str(source)!r}{nearest(str(source), names())}")
+                raise ValueError(
+                    f"There is no recipe {str(source)!r}{nearest(str(source), names())}"
+                )
             text = (_folder() / f"{source}.toml").read_text()
         elif path.is_file():
             text = path.read_text()
@@ -162,6 +164,7 @@ class Recipe:
         True
         """
         values = {k: v for k, v in asdict(self).items() if v is not None}
+        values |= {k: list(v) for k, v in values.items() if isinstance(v, tuple)}
         return values | {"prior": False if self.prior is None else asdict(self.prior)}
 
     def save(self, path: str | PathLike[str]) -> None:

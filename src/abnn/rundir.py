@@ -84,7 +84,8 @@ class RunDirectory:
             return {}, {}
         try:
             with safetensors.safe_open(file, "pt") as checkpoint:
-                tensors = {key: checkpoint.get_tensor(key) for key in checkpoint.keys()}
+                names = checkpoint.keys()
+                tensors = {name: checkpoint.get_tensor(name) for name in names}
                 return tensors, checkpoint.metadata()
         except safetensors.SafetensorError as error:
             raise ValueError(f"{file} is damaged ({error}); delete it to start anew.") from error

@@ -13,15 +13,15 @@ from torch import Tensor, nn
 def twin(net: nn.Module) -> nn.Module:
     """A second network with the structure of `net` and the very same tensors, all frozen.
 
-    Only Python objects are copied. A parameter of the twin is a new `nn.Parameter` on the same
-    memory, so that freezing or replacing it leaves `net` as it is.
+    Only Python objects are copied. Parameters and buffers of the twin are new tensors on the same
+    memory, so that freezing or replacing one leaves `net` as it is.
 
     >>> net = nn.Linear(2, 3)
     >>> other = twin(net)
     >>> other.weight.data_ptr() == net.weight.data_ptr(), other.weight.requires_grad
     (True, False)
     """
-    memo: dict[int, Any] = {id(b): b for b in net.buffers()}
+    memo: dict[int, Any] = {id(b): b.detach() for b in net.buffers()}
     for module in net.modules():
         # A tensor kept as a plain attribute may be part of a graph, which deepcopy refuses.
         memo |= {id(v): v for v in vars(module).values() if isinstance(v, Tensor)}
@@ -38,7 +38,7 @@ def slot(module: nn.Module, name: str) -> dict[str, Any] | None:
     {'weight': None, 'bias': None}
     """
     holders = (module._parameters, module._buffers, module._modules, module.__dict__)
-    return next((holder for holder in holders if name in holder), None)  # type: ignore[misc]
+    return next((holder for holder in holders if name in holder), None)
 
 
 @contextmanager
