@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from abnn.outputs import Inputs
+from abnn.outputs import Inputs, describe
 
 LABELS = ("labels", "label")
 
@@ -33,12 +33,12 @@ def split(batch: Any) -> tuple[Inputs, Tensor]:
         labels = batch[-1]
     if labels is None:
         raise ValueError(
-            f"The batch is {_describe(batch)}, in which no labels were found; give (inputs, "
+            f"The batch is {describe(batch)}, in which no labels were found; give (inputs, "
             'labels), or a mapping with "labels".'
         )
     if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex():
         raise ValueError(
-            f"The labels of the batch are {_describe(labels)}; give a tensor of class indices "
+            f"The labels of the batch are {describe(labels)}; give a tensor of class indices "
             "(integers)."
         )
     # Not in the loader's type: -100, the usual mark of "no label", does not exist in uint8.
@@ -65,7 +65,7 @@ def inputs_of(batch: Any) -> Inputs:
         if inputs:
             return inputs
     raise ValueError(
-        f"The batch is {_describe(batch)}, in which no inputs were found; give a tensor, "
+        f"The batch is {describe(batch)}, in which no inputs were found; give a tensor, "
         "(inputs, labels), or a mapping of inputs."
     )
 
@@ -97,13 +97,3 @@ def device_of(module: object) -> torch.device | None:
     """
     parameter = next(module.parameters(), None) if isinstance(module, nn.Module) else None
     return None if parameter is None else parameter.device
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, Mapping):
-        return f"a {type(value).__name__} with the keys [{', '.join(map(repr, value))}]"
-    if isinstance(value, (tuple, list)):
-        return f"a {type(value).__name__} of {len(value)}"
-    if isinstance(value, Tensor):
-        return f"a tensor of {value.dtype}"
-    return f"a {type(value).__name__}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from abnn.batches import device_of, inputs_of, split, to_device
 from abnn.metrics import Detection, detect, ece, log_likelihood, squared_error
 from abnn.prediction import Prediction
+from abnn.progress import Progress
 
 # How out-of-distribution a prediction looks: higher is more so. The paper's own is "msp".
 SCORES: dict[str, Callable[[Prediction], Tensor]] = {
@@ -135,7 +136,7 @@ def evaluate(
     ood: Mapping[str, Iterable[Any]] | None = None,
     *,
     ignore_index: int = -100,
-    progress: Callable[[str, int], object] | None = None,
+    progress: bool | None = None,
     **predict: Any,
 ) -> Evaluation:
     """Score a predictor on labelled data and, if given, on out-of-distribution datasets.
@@ -147,7 +148,7 @@ def evaluate(
         id_loader: batches `(x, y)`, `(x1, x2, ..., y)` or mappings with "labels".
         ood: loaders by the name of their dataset; labels are not needed, and not looked at.
         ignore_index: the label of what is left out, such as void pixels or padding.
-        progress: called as `progress(dataset, batches_done)` after every batch.
+        progress: show a line of progress; default: on a terminal.
         predict: passed on to `predictor.predict`, such as `samples=8, seed=0`.
 
     >>> from abnn.baselines import Single
@@ -194,21 +195,22 @@ def _run(
     predictor: Predictor,
     loader: Iterable[Any],
     dataset: str,
-    progress: Callable[[str, int], object] | None,
+    progress: bool | None,
     predict: dict[str, Any],
 ) -> Iterator[tuple[Any, Prediction]]:
     """Each batch of a loader with its prediction."""
     device, done = device_of(predictor), 0
-    for done, batch in enumerate(loader, start=1):
-        prediction = predictor.predict(to_device(inputs_of(batch), device), **predict)
-        if prediction.log_probs.isnan().any():
-            raise ValueError(
-                f"The predictions on batch {done} of the {dataset} data contain NaN; check these "
-                "inputs and the network's weights."
-            )
-        yield batch, prediction
-        if progress is not None:
-            progress(dataset, done)
+    total = len(loader) if isinstance(loader, Sized) else None
+    with Progress(total, f"evaluate {dataset}", progress) as bar:
+        for done, batch in enumerate(loader, start=1):
+            prediction = predictor.predict(to_device(inputs_of(batch), device), **predict)
+            if prediction.log_probs.isnan().any():
+                raise ValueError(
+                    f"The predictions on batch {done} of the {dataset} data contain NaN; check "
+                    "these inputs and the network's weights."
+                )
+            yield batch, prediction
+            bar.update(done)
     if done == 0:
         raise ValueError(f"The loader of the {dataset} data is empty; give at least one batch.")
 

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from abnn.draws import Draw, channel_noise, chunks, plan
+from abnn.folding import agree, any_half, first_tensor, head, no_fused_encoder, repeat, signature
 from abnn.norm import Active, BayesNorm, Noise, NotFoldable, activated, make_plain, sample_gamma
-from abnn.outputs import Inputs, Output, arguments, call, logits_of
+from abnn.outputs import Inputs, Output, call, logits_of
 from abnn.prediction import Prediction, PredictionStream
 from abnn.surgery import twin
 
@@ -151,7 +151,7 @@ class ABNN(nn.Module):
         self, inputs: Inputs, draws: Sequence[Draw], chunk: int | None, keep_members: bool
     ) -> Prediction:
         if chunk is None:
-            chunk = max(1, _FOLDED_ELEMENTS // max(1, _first_tensor(inputs).numel()))
+            chunk = max(1, _FOLDED_ELEMENTS // max(1, first_tensor(inputs).numel()))
         stream = PredictionStream(keep_members)
         for part in chunks(draws, chunk):
             stream.update(self.logits(inputs, part))
@@ -168,7 +168,7 @@ class ABNN(nn.Module):
         >>> bool((bnn.logits(x, [Draw(seed=0, mode=0, index=0)])[0] == net(x)).all())
         True
         """
-        first = _first_tensor(inputs)
+        first = first_tensor(inputs)
         if first.ndim == 0 or first.shape[0] == 0:
             raise ValueError(
                 f"The input has shape {tuple(first.shape)}: there is no example in it."
@@ -220,7 +220,7 @@ class ABNN(nn.Module):
 
     def _single(self, inputs: Inputs, draw: Draw, eps: list[Tensor], alpha: float) -> Tensor:
         """Logits of one draw, `[B, K, ...]`: the original network with this draw's weights."""
-        with self._active([draw], eps, _first_tensor(inputs).shape[0], alpha):
+        with self._active([draw], eps, first_tensor(inputs).shape[0], alpha):
             try:
                 result = call(self.backbone, inputs)
             except NotFoldable:
@@ -239,9 +239,9 @@ class ABNN(nn.Module):
         called: set[int] | None = None,
     ) -> Tensor:
         """Logits of all draws in one pass over S copies of the inputs, sample-major."""
-        B, S = _first_tensor(inputs).shape[0], len(draws)
-        with self._active(draws, noise, B, alpha, called), _no_fused_encoder():
-            result = call(self.backbone, _repeat(inputs, B, S))
+        B, S = first_tensor(inputs).shape[0], len(draws)
+        with self._active(draws, noise, B, alpha, called), no_fused_encoder():
+            result = call(self.backbone, repeat(inputs, S))
         logits = logits_of(result, self.output, self.class_dim)
         if logits.shape[0] % S:
             raise NotFoldable
@@ -255,9 +255,7 @@ class ABNN(nn.Module):
         pass must equal one pass after the other. It does not where the batch is not the leading
         dimension, where examples are mixed, or where a norm's weight is used without calling it.
         """
-        args, kwargs = arguments(inputs)
-        leaves, structure = pytree.tree_flatten((args, kwargs))
-        key = (structure, *((t.ndim, t.dtype) for t in leaves if isinstance(t, Tensor)))
+        key = signature(inputs)
         if key not in self._foldable:
             self._foldable[key] = self._try_folding(inputs)
             if not self._foldable[key]:
@@ -271,13 +269,9 @@ class ABNN(nn.Module):
         return self._foldable[key]
 
     def _try_folding(self, inputs: Inputs) -> bool:
-        B = _first_tensor(inputs).shape[0]
-        if B > 2:
-            first = pytree.tree_map(
-                lambda t: t[:2] if isinstance(t, Tensor) and t.ndim and len(t) == B else t, inputs
-            )
+        if first_tensor(inputs).shape[0] > 2:
             try:
-                return self._folding_is_right(first)
+                return self._folding_is_right(head(inputs, 2))
             except Exception:  # a network may not take fewer rows: all of them, then
                 pass
         return self._folding_is_right(inputs)
@@ -291,22 +285,16 @@ class ABNN(nn.Module):
                     self._single(inputs, draw, [e[s : s + 1] for e in eps], alpha=0.3)
                     for s, draw in enumerate(draws)
                 ]
-            ).double()
+            )
             called: set[int] = set()
             try:
-                folded = self._folded(inputs, draws, eps, alpha=0.3, called=called).double()
+                folded = self._folded(inputs, draws, eps, alpha=0.3, called=called)
             except Exception:  # whatever the network says to a batch three times as large
                 return False
             if self._is_bypassed(inputs, draws[0], eps, called):
                 return False
-        if folded.shape != one_by_one.shape:
-            return False
-        leaves = pytree.tree_leaves(arguments(inputs))
-        precise = not _any_half((*self.backbone.parameters(), *self.backbone.buffers(), *leaves))
-        spread = (one_by_one - one_by_one.mean(0)).abs().max()
-        size = one_by_one.abs().max()
-        tolerance = 1e-3 * spread + 1e-5 * size if precise else 0.3 * spread + 1e-2 * size
-        return bool((folded - one_by_one).abs().max() <= tolerance)
+        leaves = (*self.backbone.parameters(), *self.backbone.buffers(), first_tensor(inputs))
+        return agree(folded, one_by_one, any_half(leaves))
 
     def _is_bypassed(self, inputs: Inputs, draw: Draw, eps: list[Tensor], called: set[int]) -> bool:
         """Whether a norm that was not called changes the output all the same."""
@@ -446,40 +434,3 @@ class ABNN(nn.Module):
             yield
         finally:
             self.noise = before
-
-
-def _first_tensor(inputs: Inputs) -> Tensor:
-    """The input whose leading dimension is taken for the batch."""
-    leaves = pytree.tree_leaves(arguments(inputs))
-    tensor = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
-    if tensor is None:
-        raise TypeError("The input holds no tensor; pass a tensor, a tuple or a mapping of them.")
-    return tensor
-
-
-def _any_half(values: Iterable[Any]) -> bool:
-    half = (torch.float16, torch.bfloat16)
-    autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
-    return autocast or any(isinstance(v, Tensor) and v.dtype in half for v in values)
-
-
-def _repeat(inputs: Inputs, B: int, S: int) -> Inputs:
-    """S copies of every tensor that has B examples, one after the other."""
-
-    def copies(leaf: Any) -> Any:
-        batched = isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.shape[0] == B
-        return torch.cat([leaf] * S) if batched else leaf
-
-    args, kwargs = pytree.tree_map(copies, arguments(inputs))
-    return kwargs if kwargs else args
-
-
-@contextmanager
-def _no_fused_encoder() -> Iterator[None]:
-    """Keep `nn.TransformerEncoderLayer` from reading its norms' weights instead of calling them."""
-    before = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        yield
-    finally:
-        torch.backends.mha.set_fastpath_enabled(before)

@@ -41,11 +41,11 @@ def logits_of(result: Any, output: Output | None = None, class_dim: int = 1) -> 
     logits = output(result) if output is not None else _find(result)
     if not isinstance(logits, Tensor) or not logits.is_floating_point():
         raise TypeError(
-            f"The output= function returned {_describe(logits)}, not a floating-point tensor "
+            f"The output= function returned {describe(logits)}, not a floating-point tensor "
             "of logits."
             if output is not None
-            else f"The network returned {_describe(result)}, in which no logits were found; "
-            "pass convert(..., output=lambda result: <the logits>)."
+            else f"The network returned {describe(result)}, in which no logits were found; "
+            "pass output=lambda result: <the logits>."
         )
     if not -logits.ndim <= class_dim < logits.ndim or logits.ndim < 2:
         raise ValueError(
@@ -76,9 +76,16 @@ def _find(result: Any) -> Any:
     return None
 
 
-def _describe(value: Any) -> str:
+def describe(value: Any) -> str:
+    """What a value is, in the words of an error message.
+
+    >>> describe({"a": 1}), describe((1, 2))
+    ("a dict with the keys ['a']", 'a tuple of 2')
+    """
     if isinstance(value, Mapping):
-        return f"a {type(value).__name__} with the keys {', '.join(map(repr, value))}"
+        return f"a {type(value).__name__} with the keys [{', '.join(map(repr, value))}]"
+    if isinstance(value, (tuple, list)):
+        return f"a {type(value).__name__} of {len(value)}"
     if isinstance(value, Tensor):
         return f"a tensor of {value.dtype}"
     return f"a {type(value).__name__}"

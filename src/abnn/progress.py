@@ -11,7 +11,7 @@ class Progress:
     """Shows how much is done, a note and the time left, on standard error.
 
     Args:
-        total: number of steps.
+        total: number of steps, or None if it is not known.
         label: what is being done.
         enabled: True, False, or None to show it only on a terminal.
 
@@ -19,7 +19,7 @@ class Progress:
     ...     progress.update(5, "loss 0.31")
     """
 
-    def __init__(self, total: int, label: str, enabled: bool | None = None) -> None:
+    def __init__(self, total: int | None, label: str, enabled: bool | None = None) -> None:
         self.total, self.label = total, label
         self.terminal = sys.stderr.isatty()
         self.enabled = self.terminal if enabled is None else enabled
@@ -36,12 +36,15 @@ class Progress:
         if self.started is None:  # a resumed run does not count what was done before
             self.started, self.first = now, done - 1
         # A terminal line is redrawn ten times a second, a log gets a line a quarter minute.
-        if done < self.total and now - self.shown < (0.1 if self.terminal else 15):
+        if done != self.total and now - self.shown < (0.1 if self.terminal else 15):
             return
         self.shown = now
         rate = (now - self.started) / max(1, done - self.first)
-        left = clock(rate * (self.total - done)) + " left" if done > self.first + 1 else ""
-        parts = (f"{self.label} {done}/{self.total}", note, left)
+        of, left = "", ""
+        if self.total is not None:
+            of = f"/{self.total}"
+            left = f"{clock(rate * (self.total - done))} left" if done > self.first + 1 else ""
+        parts = (f"{self.label} {done}{of}", note, left)
         line = "  ".join(part for part in parts if part)
         if self.terminal:
             print("\r" + line.ljust(self.width), end="", file=sys.stderr, flush=True)

@@ -1,0 +1,106 @@
+"""Samples as a batch dimension: copies of the inputs, and whether a network can be trusted so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+from abnn.outputs import Inputs, arguments
+
+
+def first_tensor(inputs: Inputs) -> Tensor:
+    """The input whose leading dimension is taken for the batch.
+
+    >>> first_tensor({"input_ids": torch.zeros(2, 5), "mask": torch.ones(2, 5)}).shape
+    torch.Size([2, 5])
+    """
+    leaves = pytree.tree_leaves(arguments(inputs))
+    tensor = next((leaf for leaf in leaves if isinstance(leaf, Tensor)), None)
+    if tensor is None:
+        raise TypeError("The input holds no tensor; pass a tensor, a tuple or a mapping of them.")
+    return tensor
+
+
+def signature(inputs: Inputs) -> tuple[Any, ...]:
+    """What kind of input this is: its structure, and dimensions and dtype of its tensors.
+
+    >>> signature(torch.zeros(2, 5)) == signature(torch.zeros(9, 4))
+    True
+    """
+    leaves, structure = pytree.tree_flatten(arguments(inputs))
+    return structure, *((t.ndim, t.dtype) for t in leaves if isinstance(t, Tensor))
+
+
+def repeat(inputs: Inputs, S: int) -> Inputs:
+    """S copies of every tensor that holds the batch, one after the other.
+
+    >>> repeat(torch.tensor([1, 2]), 2)
+    (tensor([1, 2, 1, 2]),)
+    """
+    return _map_batched(inputs, lambda t: torch.cat([t] * S))
+
+
+def head(inputs: Inputs, rows: int) -> Inputs:
+    """The first examples of the batch.
+
+    >>> head(torch.arange(5), 2)
+    (tensor([0, 1]),)
+    """
+    return _map_batched(inputs, lambda t: t[:rows])
+
+
+def _map_batched(inputs: Inputs, change: Any) -> Inputs:
+    B = first_tensor(inputs).shape[0]
+
+    def visit(leaf: Any) -> Any:
+        batched = isinstance(leaf, Tensor) and leaf.ndim > 0 and leaf.shape[0] == B
+        return change(leaf) if batched else leaf
+
+    args, kwargs = pytree.tree_map(visit, arguments(inputs))
+    return kwargs or args
+
+
+def agree(folded: Tensor, one_by_one: Tensor, half: bool) -> bool:
+    """Whether samples that ran together, `[S, B, ...]`, are those that ran one by one.
+
+    A wrong order of samples is off by as much as they differ; rounding is far below that, in half
+    precision less far.
+
+    >>> samples = torch.randn(3, 2, 4)
+    >>> agree(samples + 1e-6, samples, half=False), agree(samples.roll(1, 0), samples, half=True)
+    (True, False)
+    """
+    if folded.shape != one_by_one.shape:
+        return False
+    folded, one_by_one = folded.double(), one_by_one.double()
+    spread = (one_by_one - one_by_one.mean(0)).abs().max()
+    size = one_by_one.abs().max()
+    tolerance = 0.3 * spread + 1e-2 * size if half else 1e-3 * spread + 1e-5 * size
+    return bool((folded - one_by_one).abs().max() <= tolerance)
+
+
+def any_half(values: Iterable[Any]) -> bool:
+    """Whether any of the tensors is in half precision, or autocast would make it so.
+
+    >>> any_half([torch.zeros(1)]), any_half([torch.zeros(1).bfloat16()])
+    (False, True)
+    """
+    half = (torch.float16, torch.bfloat16)
+    autocast = torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda")
+    return autocast or any(isinstance(v, Tensor) and v.dtype in half for v in values)
+
+
+@contextmanager
+def no_fused_encoder() -> Iterator[None]:
+    """Keep `nn.TransformerEncoderLayer` from reading its norms' weights instead of calling them."""
+    before = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(before)
