@@ -87,6 +87,13 @@ def test_a_network_that_can_not_fold_is_noticed_and_still_right(net: nn.Module) 
     bnn.predict(x, samples=2)  # warned once, not every time
 
 
+def test_noise_per_example_needs_the_batch_to_lead() -> None:
+    bnn = abnn.convert(TimeFirst(), noise="example")
+    for samples in (1, 2):
+        with pytest.raises(ValueError, match="use noise='channel'"):
+            bnn.predict(torch.randn(3, 6, 4), samples=samples, modes=[0])
+
+
 @pytest.mark.parametrize("norm_first", [True, False])
 @pytest.mark.parametrize("nested", [True, False])
 def test_the_fused_encoder_does_not_bypass_the_noise(norm_first: bool, nested: bool) -> None:
@@ -141,6 +148,9 @@ def test_inputs_may_be_a_tensor_a_tuple_or_a_mapping() -> None:
     assert torch.equal(bnn.predict((x,)).probs, expected)
     assert torch.equal(bnn.predict({"input": x}).probs, expected)
     assert torch.equal(bnn(x), bnn(input=x))
+    assert torch.equal(bnn(x), bnn({"input": x}))
+    with pytest.raises(TypeError, match="all by keyword"):
+        bnn(x, input=x)
 
 
 def test_only_the_layers_that_are_asked_for_are_converted() -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from abnn.families import Form, LeftAlone, form_of, is_norm
+from abnn.families import GAMMA_NAMES, Form, LeftAlone, form_of, is_norm, registered_name
 from abnn.model import ABNN, Stats
 from abnn.norm import BayesNorm, Noise, make_bayes
 from abnn.outputs import Output
@@ -198,7 +198,7 @@ def _select(net: nn.Module, layers: str | Sequence[str] | None) -> dict[str, For
     if layers is not None:
         patterns = [layers] if isinstance(layers, str) else list(layers)
         # A layer that is named in full need not look like a norm.
-        chosen = {p for p in patterns if p in modules and _holds_weight(modules[p])}
+        chosen = {p for p in patterns if p in modules and registered_name(modules[p], GAMMA_NAMES)}
         for pattern in patterns:
             matches = {name for name in norms if fnmatchcase(name, pattern)} | chosen & {pattern}
             if not matches:
@@ -220,10 +220,6 @@ def _select(net: nn.Module, layers: str | Sequence[str] | None) -> dict[str, For
             "if it has one under another name, pass layers=[its name]."
         )
     return forms
-
-
-def _holds_weight(module: nn.Module) -> bool:
-    return isinstance(getattr(module, "weight", None), Tensor)
 
 
 def _unknown_pattern(pattern: str, norms: list[str]) -> str:

@@ -79,7 +79,9 @@ def is_norm(module: nn.Module) -> bool:
         return True
     # A block such as PreNorm or ConvNormAct has "norm" in its name but holds the norm as a child.
     named = "norm" in type(module).__name__.lower()
-    return named and (_find(module, GAMMA_NAMES) is not None or not any(module.children()))
+    return named and (
+        registered_name(module, GAMMA_NAMES) is not None or not any(module.children())
+    )
 
 
 def form_of(layer: nn.Module) -> Form | LeftAlone:
@@ -91,7 +93,7 @@ def form_of(layer: nn.Module) -> Form | LeftAlone:
     'it has no weight to sample'
     """
     shape = _affine_shape(layer)
-    gamma, beta = _find(layer, GAMMA_NAMES), _find(layer, BETA_NAMES)
+    gamma, beta = registered_name(layer, GAMMA_NAMES), registered_name(layer, BETA_NAMES)
     if gamma is None or shape is None:
         return LeftAlone("it has no weight to sample")
     tracked = isinstance(layer, _NormBase) and layer.running_mean is not None
@@ -138,15 +140,19 @@ def _family(layer: nn.Module) -> str:
     return next((name for cls, name in families.items() if isinstance(layer, cls)), "general")
 
 
-def _find(layer: nn.Module, names: tuple[str, ...]) -> str | None:
-    """The first name under which the layer keeps a tensor, or could keep one."""
+def registered_name(layer: nn.Module, names: tuple[str, ...]) -> str | None:
+    """The first name under which a layer keeps a tensor, or could keep one.
+
+    >>> registered_name(nn.LayerNorm(2, elementwise_affine=False), GAMMA_NAMES)
+    'weight'
+    """
     registered = {**layer._parameters, **layer._buffers}
     return next((name for name in names if name in registered), None)
 
 
 def _affine_shape(layer: nn.Module) -> torch.Size | None:
     """Shape of gamma; a norm without one tells it by what it normalises."""
-    name = _find(layer, GAMMA_NAMES)
+    name = registered_name(layer, GAMMA_NAMES)
     weight = getattr(layer, name) if name else None
     if isinstance(weight, Tensor):
         return weight.shape if weight.ndim else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from typing import Any, Literal
@@ -66,6 +66,7 @@ class ABNN(nn.Module):
         self._trainable = frozenset(trainable)
         self._training = frozenset(training)
         self._foldable: dict[Any, bool] = {}
+        self._layers = {n: m for n, m in backbone.named_modules() if isinstance(m, BayesNorm)}
         self._disabled = False
         self.eval()
 
@@ -74,7 +75,7 @@ class ABNN(nn.Module):
     @property
     def bayes_layers(self) -> dict[str, BayesNorm]:
         """The Bayesian norms by their name in the network."""
-        return {n: m for n, m in self.backbone.named_modules() if isinstance(m, BayesNorm)}
+        return dict(self._layers)
 
     @property
     def modes(self) -> int:
@@ -101,9 +102,10 @@ class ABNN(nn.Module):
         In eval mode 8 draws of every mode with seed 0, as `predict`; in train mode one fresh draw
         of every mode, seeded by `torch.manual_seed`.
         """
-        inputs: Inputs = args or kwargs
         if args and kwargs:
             raise TypeError("Pass all inputs by position or all by keyword.")
+        bundle = len(args) == 1 and isinstance(args[0], (tuple, list, Mapping))
+        inputs: Inputs = args[0] if bundle else args or kwargs
         if self._disabled:
             result: Tensor = call(self.backbone, inputs)
             return result
@@ -151,7 +153,10 @@ class ABNN(nn.Module):
         self, inputs: Inputs, draws: Sequence[Draw], chunk: int | None, keep_members: bool
     ) -> Prediction:
         if chunk is None:
-            chunk = max(1, _FOLDED_ELEMENTS // max(1, first_tensor(inputs).numel()))
+            x = first_tensor(inputs)
+            # A token is an embedding to come; an image is as large as it gets.
+            elements = x.numel() if x.is_floating_point() else 256 * x.numel()
+            chunk = max(1, _FOLDED_ELEMENTS // max(1, elements))
         stream = PredictionStream(keep_members)
         for part in chunks(draws, chunk):
             stream.update(self.logits(inputs, part))
@@ -174,8 +179,14 @@ class ABNN(nn.Module):
                 f"The input has shape {tuple(first.shape)}: there is no example in it."
             )
         with _RUNNING:
-            if len(draws) > 1 and self.is_foldable(inputs):
+            foldable = self._check_foldable(inputs) if len(draws) > 1 else None
+            if foldable:
                 return self._folded(inputs, draws, self._noise(draws), self.alpha)
+            if self.noise == "example" and not (foldable or self.is_foldable(inputs)):
+                raise ValueError(
+                    "noise='example' needs norms that see the batch as their leading dimension, "
+                    "which this network's do not; use noise='channel'."
+                )
             noise = self._noise(draws)
             singles = [[eps[s : s + 1] for eps in noise] for s in range(len(draws))]
             return torch.stack(
@@ -221,13 +232,7 @@ class ABNN(nn.Module):
     def _single(self, inputs: Inputs, draw: Draw, eps: list[Tensor], alpha: float) -> Tensor:
         """Logits of one draw, `[B, K, ...]`: the original network with this draw's weights."""
         with self._active([draw], eps, first_tensor(inputs).shape[0], alpha):
-            try:
-                result = call(self.backbone, inputs)
-            except NotFoldable:
-                raise ValueError(
-                    "noise='example' needs norms that see the batch as their leading dimension, "
-                    "which this network's do not; use noise='channel'."
-                ) from None
+            result = call(self.backbone, inputs)
         return logits_of(result, self.output, self.class_dim)
 
     def _folded(
@@ -258,15 +263,21 @@ class ABNN(nn.Module):
         key = signature(inputs)
         if key not in self._foldable:
             self._foldable[key] = self._try_folding(inputs)
-            if not self._foldable[key]:
-                warnings.warn(
-                    "Draws of this network can't share a batch: its batch is not the leading "
-                    "dimension, it mixes examples, or it uses a norm's weight without calling the "
-                    "norm. Predictions are right, but run one draw at a time; a batch-first "
-                    "version of the network would be faster.",
-                    stacklevel=3,
-                )
         return self._foldable[key]
+
+    def _check_foldable(self, inputs: Inputs) -> bool:
+        """As `is_foldable`, but says so the first time it is not."""
+        known = signature(inputs) in self._foldable
+        foldable = self.is_foldable(inputs)
+        if not known and not foldable and self.noise != "example":
+            warnings.warn(
+                "Draws of this network can't share a batch: its batch is not the leading "
+                "dimension, it mixes examples, or it uses a norm's weight without calling the "
+                "norm. Predictions are right, but run one draw at a time; a batch-first version "
+                "of the network would be faster.",
+                stacklevel=4,
+            )
+        return foldable
 
     def _try_folding(self, inputs: Inputs) -> bool:
         if first_tensor(inputs).shape[0] > 2:
