@@ -27,13 +27,18 @@ def first_tensor(inputs: Inputs) -> Tensor:
 
 
 def signature(inputs: Inputs) -> tuple[Any, ...]:
-    """What kind of input this is: its structure, and dimensions and dtype of its tensors.
+    """What kind of input this is: its structure, and which of its tensors hold the batch.
 
     >>> signature(torch.zeros(2, 5)) == signature(torch.zeros(9, 4))
     True
     """
     leaves, structure = pytree.tree_flatten(arguments(inputs))
-    return structure, *((t.ndim, t.dtype) for t in leaves if isinstance(t, Tensor))
+    B = first_tensor(inputs).shape[:1]
+    return structure, *((t.ndim, t.dtype, t.shape[:1] == B) for t in leaves if _is_tensor(t))
+
+
+def _is_tensor(leaf: Any) -> bool:
+    return isinstance(leaf, Tensor)
 
 
 def repeat(inputs: Inputs, S: int) -> Inputs:

@@ -179,15 +179,17 @@ class ABNN(nn.Module):
                 f"The input has shape {tuple(first.shape)}: there is no example in it."
             )
         with _RUNNING:
-            foldable = self._check_foldable(inputs) if len(draws) > 1 else None
-            if foldable:
-                return self._folded(inputs, draws, self._noise(draws), self.alpha)
-            if self.noise == "example" and not (foldable or self.is_foldable(inputs)):
+            noise = self._noise(draws)
+            if self.noise == "example" and not self.is_foldable(inputs):
                 raise ValueError(
                     "noise='example' needs norms that see the batch as their leading dimension, "
                     "which this network's do not; use noise='channel'."
                 )
-            noise = self._noise(draws)
+            if len(draws) > 1 and self._check_foldable(inputs):
+                try:
+                    return self._folded(inputs, draws, noise, self.alpha)
+                except NotFoldable:  # inputs of this kind were fine so far, these are not
+                    self._foldable[signature(inputs)] = False
             singles = [[eps[s : s + 1] for eps in noise] for s in range(len(draws))]
             return torch.stack(
                 [
@@ -269,7 +271,7 @@ class ABNN(nn.Module):
         """As `is_foldable`, but says so the first time it is not."""
         known = signature(inputs) in self._foldable
         foldable = self.is_foldable(inputs)
-        if not known and not foldable and self.noise != "example":
+        if not known and not foldable:
             warnings.warn(
                 "Draws of this network can't share a batch: its batch is not the leading "
                 "dimension, it mixes examples, or it uses a norm's weight without calling the "
