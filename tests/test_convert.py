@@ -156,6 +156,8 @@ def test_inputs_may_be_a_tensor_a_tuple_or_a_mapping() -> None:
 def test_only_the_layers_that_are_asked_for_are_converted() -> None:
     assert list(abnn.convert(cnn(), layers="4").bayes_layers) == ["4"]
     assert list(abnn.convert(cnn(), layers=["1", "4"]).bayes_layers) == ["1", "4"]
+    blocks = nn.Sequential(cnn(), mlp())
+    assert list(abnn.convert(blocks, layers="0").bayes_layers) == ["0.1", "0.4"]
     assert list(abnn.convert(Containers(), layers="listed.*").bayes_layers) == [
         "listed.0",
         "listed.1",
@@ -273,6 +275,12 @@ def test_bad_arguments_are_refused_and_the_network_is_untouched(
 def test_networks_that_can_not_be_converted_say_why(net: Any, message: str) -> None:
     with pytest.raises((ValueError, TypeError), match=message):
         abnn.convert(net)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace.*:FutureWarning")
+def test_a_scripted_network_is_refused() -> None:
+    with pytest.raises(TypeError, match="scripted network"):
+        abnn.convert(torch.jit.trace(nn.LayerNorm(4), torch.zeros(1, 4)))
 
 
 def test_a_bayesian_network_is_not_converted_twice() -> None:

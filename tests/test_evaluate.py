@@ -155,6 +155,11 @@ def test_options_reach_predict(capsys: pytest.CaptureFixture[str]) -> None:
         evaluate(model, [(x, y)], nonsense=1)
 
 
+def test_a_plain_network_is_told_how_to_become_a_predictor() -> None:
+    with pytest.raises(TypeError, match=r"abnn\.baselines\.Single"):
+        evaluate(nn.Identity(), [])  # type: ignore[arg-type]
+
+
 def test_progress_is_shown_when_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     x, y = torch.randn(6, 3, 4), torch.zeros(6).long()
     evaluate(Members(), list(batches(x, y, size=2)), {"far": iter([x])}, progress=True)

@@ -440,6 +440,8 @@ def test_a_batch_of_one_is_fine_without_batch_norm() -> None:
 def test_it_takes_only_an_abnn() -> None:
     with pytest.raises(TypeError, match="what abnn.convert returns"):
         abnn.fit(mlp(), data())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="loader of batches"):
+        abnn.fit(abnn.convert(mlp()), None)  # type: ignore[arg-type]
 
 
 def test_images_and_loader_workers() -> None:

@@ -143,6 +143,12 @@ def test_threads_do_not_mix_their_draws() -> None:
         torch.testing.assert_close(results[seed], expected[seed])
 
 
+def test_an_input_that_is_not_finite_says_nothing_of_the_network() -> None:
+    bnn = moved()
+    assert bnn.predict(torch.full((2, 4), torch.nan)).probs.isnan().all()
+    assert bnn.is_foldable(X)
+
+
 # The networks inside
 
 

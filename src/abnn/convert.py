@@ -44,7 +44,8 @@ def convert(
             of one "example", or a single "element" of the activations.
         stats: "per_mode" lets every mode follow the batch statistics of its fit; "frozen" keeps
             those of the network.
-        layers: names or patterns (`"layer4.*"`) of the norms to convert; default: all.
+        layers: names or patterns (`"layer4"`, `"*.norm2"`) of the norms to convert, or of blocks
+            that hold them; default: all.
         class_dim: dimension of the network's output that holds the classes.
         output: finds the logits in what the network returns, where that is neither a tensor, a
             tuple that starts with one, nor a mapping with "logits" or "out".
@@ -167,7 +168,7 @@ def inspect(net: nn.Module) -> Inspection:
     <BLANKLINE>
     1 of 2 norms become Bayesian; a mode adds 16 parameters.
     """
-    _check_initialised(net)
+    _check_network(net)
     return Inspection(tuple(_describe(n, m) for n, m in net.named_modules() if is_norm(m)))
 
 
@@ -200,7 +201,8 @@ def _select(net: nn.Module, layers: str | Sequence[str] | None) -> dict[str, For
         # A layer that is named in full need not look like a norm.
         chosen = {p for p in patterns if p in modules and registered_name(modules[p], GAMMA_NAMES)}
         for pattern in patterns:
-            matches = {name for name in norms if fnmatchcase(name, pattern)} | chosen & {pattern}
+            matches = {n for n in norms if fnmatchcase(n, pattern) or n.startswith(f"{pattern}.")}
+            matches |= chosen & {pattern}
             if not matches:
                 raise ValueError(_unknown_pattern(pattern, norms))
             chosen |= matches
@@ -233,8 +235,7 @@ def _some(names: Sequence[str]) -> str:
 
 
 def _check(net: nn.Module, modes: int, alpha: float, noise: str, stats: str) -> None:
-    if not isinstance(net, nn.Module):
-        raise TypeError(f"convert takes a torch.nn.Module, not a {type(net).__name__}.")
+    _check_network(net)
     if isinstance(modes, bool) or not isinstance(modes, int) or modes < 1:
         raise ValueError(f"modes={modes!r} is not a whole number of at least 1.")
     if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
@@ -243,7 +244,6 @@ def _check(net: nn.Module, modes: int, alpha: float, noise: str, stats: str) -> 
         raise ValueError(f"alpha={alpha} is not a finite number of at least 0; 0.01 is usual.")
     _check_choice("noise", noise, Noise)
     _check_choice("stats", stats, Stats)
-    _check_initialised(net)
     if any(isinstance(module, (BayesNorm, ABNN)) for module in net.modules()):
         raise ValueError(
             "The network is Bayesian already; convert the original, or bnn.restore() of this one."
@@ -256,7 +256,11 @@ def _check_choice(name: str, value: str, choices: object) -> None:
         raise ValueError(f"{name}={value!r} is unknown; choose one of {', '.join(allowed)}.")
 
 
-def _check_initialised(net: nn.Module) -> None:
+def _check_network(net: nn.Module) -> None:
+    if not isinstance(net, nn.Module):
+        raise TypeError(f"A torch.nn.Module is needed, not a {type(net).__name__}.")
+    if isinstance(net, torch.jit.ScriptModule):
+        raise TypeError("A scripted network can't be changed; convert the one it was made from.")
     lazy = [name for name, tensor in _tensors(net) if is_lazy(tensor)]
     if lazy:
         raise ValueError(

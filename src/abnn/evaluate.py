@@ -159,6 +159,11 @@ def evaluate(
     >>> result.ood["blank"]["msp"].auroc
     100.0
     """
+    if not hasattr(predictor, "predict"):
+        raise TypeError(
+            f"A {type(predictor).__name__} has no predict(x); give an ABNN, or wrap a plain "
+            "network as abnn.baselines.Single(net)."
+        )
     if ood is not None and not isinstance(ood, Mapping):
         raise ValueError('ood must map names to loaders; give ood={"name": loader}.')
     terms: dict[str, list[Tensor]] = defaultdict(list)

@@ -67,7 +67,7 @@ def fit(
     torch.Size([5, 2])
     """
     chosen = _recipe(recipe, overrides)
-    _check_conversion(bnn, chosen)
+    _check_arguments(bnn, loader, chosen)
     plan = _Plan(bnn, loader, chosen, ignore_index)
     before = {name: tensor.clone() for name, tensor in bank_tensors(bnn).items()}
     directory = RunDirectory(run, bnn, chosen, plan.steps, checkpoint_seconds) if run else None
@@ -265,9 +265,11 @@ def _steps(recipe: Recipe, epoch_length: int | None) -> int:
     return max(1, round(recipe.epochs * epoch_length))
 
 
-def _check_conversion(bnn: ABNN, recipe: Recipe) -> None:
+def _check_arguments(bnn: ABNN, loader: Iterable[Any], recipe: Recipe) -> None:
     if not isinstance(bnn, ABNN):
         raise TypeError(f"fit takes what abnn.convert returns, not a {type(bnn).__name__}.")
+    if not isinstance(loader, Iterable):
+        raise TypeError(f"fit takes a loader of batches, not a {type(loader).__name__}.")
     for name in ("alpha", "noise", "stats", "modes"):
         wanted, has = getattr(recipe, name), getattr(bnn, name)
         if wanted is not None and wanted != has:

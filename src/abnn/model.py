@@ -264,14 +264,17 @@ class ABNN(nn.Module):
         """
         key = signature(inputs)
         if key not in self._foldable:
-            self._foldable[key] = self._try_folding(inputs)
+            verdict = self._try_folding(inputs)
+            if verdict is None:
+                return False
+            self._foldable[key] = verdict
         return self._foldable[key]
 
     def _check_foldable(self, inputs: Inputs) -> bool:
         """As `is_foldable`, but says so the first time it is not."""
         known = signature(inputs) in self._foldable
         foldable = self.is_foldable(inputs)
-        if not known and not foldable:
+        if not known and not foldable and signature(inputs) in self._foldable:
             warnings.warn(
                 "Draws of this network can't share a batch: its batch is not the leading "
                 "dimension, it mixes examples, or it uses a norm's weight without calling the "
@@ -281,7 +284,8 @@ class ABNN(nn.Module):
             )
         return foldable
 
-    def _try_folding(self, inputs: Inputs) -> bool:
+    def _try_folding(self, inputs: Inputs) -> bool | None:
+        """Whether folding is right; None if outputs that are not finite do not tell."""
         if first_tensor(inputs).shape[0] > 2:
             try:
                 return self._folding_is_right(head(inputs, 2))
@@ -289,7 +293,7 @@ class ABNN(nn.Module):
                 pass
         return self._folding_is_right(inputs)
 
-    def _folding_is_right(self, inputs: Inputs) -> bool:
+    def _folding_is_right(self, inputs: Inputs) -> bool | None:
         draws = [Draw(0, index % self.modes, index, "probe") for index in range(3)]
         with torch.no_grad(), self._evaluating(), self._with_noise("channel"):
             eps = self._noise(draws)
@@ -299,6 +303,8 @@ class ABNN(nn.Module):
                     for s, draw in enumerate(draws)
                 ]
             )
+            if not one_by_one.isfinite().all():
+                return None
             called: set[int] = set()
             try:
                 folded = self._folded(inputs, draws, eps, alpha=0.3, called=called)
