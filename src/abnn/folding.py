@@ -34,11 +34,9 @@ def signature(inputs: Inputs) -> tuple[Any, ...]:
     """
     leaves, structure = pytree.tree_flatten(arguments(inputs))
     B = first_tensor(inputs).shape[:1]
-    return structure, *((t.ndim, t.dtype, t.shape[:1] == B) for t in leaves if _is_tensor(t))
-
-
-def _is_tensor(leaf: Any) -> bool:
-    return isinstance(leaf, Tensor)
+    tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    # As text, because not every version of torch can hash the structure itself.
+    return str(structure), *((t.ndim, t.dtype, t.shape[:1] == B) for t in tensors)
 
 
 def repeat(inputs: Inputs, S: int) -> Inputs:
