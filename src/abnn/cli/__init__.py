@@ -1,0 +1,52 @@
+"""The command line: one command a file."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+
+class CommandError(Exception):
+    """What a user can put right; its message is one sentence that says how."""
+
+
+def main() -> None:
+    """Run `abnn` with the arguments of this process, and end the process."""
+    sys.exit(run(sys.argv[1:]))
+
+
+def run(args: Sequence[str]) -> int:
+    """Run `abnn` and return its exit code: 2 for a mistake, told in one sentence.
+
+    >>> run(["--version"])
+    abnn 0.1.0
+    0
+    """
+    try:
+        from abnn.cli.app import app
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] not in ("typer", "rich"):
+            raise
+        return _mistaken('The command line needs typer and rich: pip install "abnn[cli]".')
+    try:
+        code = app(list(args) or ["--help"], prog_name="abnn", standalone_mode=False)
+    except Exception as error:
+        # Typer's own complaints have this method, whichever version of it or of click they are of.
+        message = str(error) if isinstance(error, CommandError) else _usage(error)
+        if message is None:
+            raise
+        return _mistaken(message)
+    return int(code or 0)
+
+
+def _usage(error: Exception) -> str | None:
+    form = getattr(error, "format_message", None)
+    if form is None:
+        return None
+    message = str(form()).rstrip(".")
+    return message if message.endswith("?") else f"{message}; see abnn --help."
+
+
+def _mistaken(message: str) -> int:
+    print(f"abnn: {message}", file=sys.stderr)
+    return 2

@@ -1,0 +1,32 @@
+"""All commands, put together; importing this needs typer."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import abnn
+from abnn.cli import demo, inspect
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app.command("demo")(demo.command)
+app.command("inspect")(inspect.command)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"abnn {abnn.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Turn a trained PyTorch network into a Bayesian one, and know when to trust it.
+
+    Example: abnn demo
+    """

@@ -1,0 +1,140 @@
+"""The command line: what it prints, its exit codes, and one sentence for every mistake."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torchvision
+
+import abnn
+from abnn.cli import run
+
+NETWORK = """
+from torch import nn
+
+def build():
+    return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
+
+def fails():
+    raise OSError("no disk")
+
+number = 7
+"""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, with a module of the user in it."""
+    (tmp_path / "mynets.py").write_text(NETWORK)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "mynets", raising=False)
+    return tmp_path
+
+
+def test_the_version_is_the_librarys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--version"]) == 0
+    assert capsys.readouterr().out == f"abnn {abnn.__version__}\n"
+
+
+@pytest.mark.parametrize("args", [[], ["--help"], ["demo", "--help"], ["inspect", "--help"]])
+def test_help_has_an_example(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(args) == 0
+    assert f"Example: abnn {args[0] if len(args) > 1 else 'demo'}" in capsys.readouterr().out
+
+
+def test_inspect_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", "torchvision:resnet18"]) == 0
+    expected = str(abnn.inspect(torchvision.models.resnet18(weights=None)))
+    assert capsys.readouterr().out == expected + "\n"
+
+
+@pytest.mark.parametrize(
+    "network",
+    ["timm:test_resnet", "timm:test_resnet.r160_in1k", "torchvision:lraspp_mobilenet_v3_large"],
+)
+def test_networks_are_built_without_a_download(
+    network: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["inspect", network]) == 0
+    assert "norms become Bayesian" in capsys.readouterr().out
+
+
+def test_inspect_finds_a_builder_in_the_current_directory(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = list(sys.path)
+    assert run(["inspect", "module:mynets:build", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["parameters_per_mode"] == 16
+    assert [layer["family"] for layer in found["layers"]] == ["layer"]
+    assert sys.path == path
+
+
+@pytest.mark.parametrize(
+    ("args", "sentence"),
+    [
+        (["inspcet"], "No such command 'inspcet'"),
+        (["inspect"], "Missing argument 'NETWORK'"),
+        (["inspect", "resnet18"], "write torchvision:NAME"),
+        (["inspect", "torchvision:resnet81"], "the nearest is 'resnet18'"),
+        (["inspect", "timm:resnet500"], "the nearest is 'resnet50'"),
+        (["inspect", "module:mynets"], "write module:mynets:BUILDER"),
+        (["inspect", "module:mynet:build"], "No module named 'mynet'"),
+        (["inspect", "module:mynets:biuld"], "the nearest is 'build'"),
+        (["inspect", "module:mynets:fails"], "OSError: no disk"),
+        (["inspect", "module:mynets:number"], "is a int"),
+        (["demo", "--seed", "-1"], "--seed"),
+        (["demo", "--out", "mynets.py"], "is a file"),
+        (["demo", "--out", "."], "give another directory with --out"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_code_2(
+    here: Path, args: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(args) == 2
+    printed = capsys.readouterr()
+    assert sentence in printed.err
+    assert len(printed.err.splitlines()) == 1
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize(
+    ("missing", "args", "extra"),
+    [
+        ("typer", ["--help"], "abnn[cli]"),
+        ("rich", ["--help"], "abnn[cli]"),
+        ("sklearn", ["demo", "--quick"], "abnn[demo]"),
+        ("PIL", ["demo", "--quick"], "abnn[demo]"),
+        ("timm", ["inspect", "timm:resnet18"], "pip install timm"),
+    ],
+)
+def test_a_missing_package_is_named(here: Path, missing: str, args: list[str], extra: str) -> None:
+    code = f"import sys; sys.modules[{missing!r}] = None; from abnn.cli import main; main()"
+    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert extra in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert [path.name for path in here.iterdir()] == ["mynets.py"]
+
+
+def test_the_demo_prints_its_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["demo", "--quick", "--out", str(tmp_path / "new")]) == 0
+    report = (tmp_path / "new" / "table.txt").read_text(encoding="utf-8")
+    assert capsys.readouterr().out.endswith(report)
+
+
+def test_a_demo_that_is_stopped_says_how_to_go_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "abnn", "demo", "--out", str(tmp_path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith("1/4")
+        process.send_signal(signal.SIGINT)
+        _, errors = process.communicate()
+    assert process.returncode == 130
+    assert errors.strip() == "Stopped; the same command goes on from here."
