@@ -35,6 +35,7 @@ from abnn.zoo.cifar_resnet import Block
 Labelled = tuple[Tensor, Tensor]
 Method = Single | TemperatureScaling | abnn.ABNN | DeepEnsemble
 
+SEED = 10  # seeds 0 to 4 were looked at while this was made, and would flatter it
 MEMBERS = 4  # modes of the ABNN, and networks of the ensemble
 NOISE = 0.25  # without it the digits are too easy for a method to be better than another
 MOVES = tuple(product(range(3), repeat=2))  # an image padded by a pixel has nine places
@@ -105,7 +106,7 @@ class Demo:
 
 def run_demo(
     out: str | PathLike[str],
-    seed: int = 0,
+    seed: int = SEED,
     quick: bool = False,
     *,
     say: Callable[[str], object] = print,

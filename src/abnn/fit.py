@@ -71,7 +71,7 @@ def fit(
     plan = _Plan(bnn, loader, chosen, ignore_index)
     before = {name: tensor.clone() for name, tensor in bank_tensors(bnn).items()}
     directory = RunDirectory(run, bnn, chosen, plan.steps, checkpoint_seconds) if run else None
-    original = validate_original(bnn, validation, ignore_index)
+    original = validate_original(bnn, validation, ignore_index, progress)
     started, was_training = time.monotonic(), bnn.training
     losses = torch.full((plan.steps, bnn.modes), math.nan)
     try:
@@ -89,8 +89,10 @@ def fit(
         losses=losses,
         seconds=seconds,
         original=original,
-        whole=validate(bnn, validation, ignore_index),
-        modes=tuple(validate(bnn, validation, ignore_index, mode) for mode in range(bnn.modes)),
+        whole=validate(bnn, validation, ignore_index, progress),
+        modes=tuple(
+            validate(bnn, validation, ignore_index, progress, mode) for mode in range(bnn.modes)
+        ),
     )
     bnn.fitted = result.provenance()
     if directory:

@@ -26,6 +26,8 @@ _RUNNING = threading.RLock()
 
 # Input elements that one folded pass may hold: 27 images of 224 px, 1365 of 32 px.
 _FOLDED_ELEMENTS = 2**22
+# And rows: beyond a few hundred, a larger batch is no faster, only larger.
+_FOLDED_ROWS = 512
 
 
 class ABNN(nn.Module):
@@ -156,7 +158,10 @@ class ABNN(nn.Module):
             x = first_tensor(inputs)
             # A token is an embedding to come; an image is as large as it gets.
             elements = x.numel() if x.is_floating_point() else 256 * x.numel()
-            chunk = max(1, _FOLDED_ELEMENTS // max(1, elements))
+            chunk = min(
+                _FOLDED_ELEMENTS // max(1, elements), _FOLDED_ROWS // max(1, x.shape[:1].numel())
+            )
+            chunk = max(1, chunk)
         stream = PredictionStream(keep_members)
         for part in chunks(draws, chunk):
             stream.update(self.logits(inputs, part))

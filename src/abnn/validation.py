@@ -111,20 +111,24 @@ alpha; both are best chosen on validation NLL.
 
 
 def validate_original(
-    bnn: ABNN, loader: Iterable[Any] | None, ignore_index: int
+    bnn: ABNN, loader: Iterable[Any] | None, ignore_index: int, progress: bool | None
 ) -> Evaluation | None:
     """The original network on validation data."""
     if loader is None:
         return None
     original = Single(bnn.restore(), output=bnn.output, class_dim=bnn.class_dim)
-    return evaluate(original, loader, ignore_index=ignore_index)
+    return evaluate(original, loader, ignore_index=ignore_index, progress=progress)
 
 
 def validate(
-    bnn: ABNN, loader: Iterable[Any] | None, ignore_index: int, mode: int | None = None
+    bnn: ABNN,
+    loader: Iterable[Any] | None,
+    ignore_index: int,
+    progress: bool | None,
+    mode: int | None = None,
 ) -> Evaluation | None:
     """One mode, or all of them, on validation data."""
     if loader is None:
         return None
     modes = None if mode is None else [mode]
-    return evaluate(bnn, loader, ignore_index=ignore_index, modes=modes)
+    return evaluate(bnn, loader, ignore_index=ignore_index, progress=progress, modes=modes)

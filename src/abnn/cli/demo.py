@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from abnn.cli import CommandError
-from abnn.demo import run_demo
+from abnn.demo import SEED, run_demo
 from abnn.demo_text import SHADES
 
 
@@ -19,7 +19,9 @@ def command(
     out: Annotated[Path, typer.Option(file_okay=False, help="Where everything is written.")] = Path(
         "abnn-demo"
     ),
-    seed: Annotated[int, typer.Option(min=0, max=2**31 - 1, help="Other data and networks.")] = 0,
+    seed: Annotated[
+        int, typer.Option(min=0, max=2**31 - 1, help="Other data and networks.")
+    ] = SEED,
     quick: Annotated[
         bool, typer.Option("--quick", help="Take seconds; the numbers mean little.")
     ] = False,
