@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ from torch import Tensor
 import abnn
 from abnn.artifact import write
 from abnn.baselines import Single, TemperatureScaling
+from abnn.evaluate import Predictor
 from abnn.zoo import cifar_resnet, load_weights
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -80,9 +82,19 @@ def main() -> None:
             bnn = abnn.convert(net, modes=4, alpha=0.01)
             run = args.runs / f"lr{recipe.lr:g}-eta{eta(recipe):g}-{args.steps}-seed{seed}"
             result = abnn.fit(bnn, loaders["train"], recipe, seed=seed, run=run, progress=True)
-            for members, modes in ((label, None), (f"{label}, one mode", [0])):
-                file = run / f"evaluation-{args.limit}-{'all' if modes is None else 'one'}.json"
-                add(rows, members, evaluation(file, bnn, loaders["test"], ood, seed, modes))
+            one = {"modes": [0], "seed": seed}
+            for suffix, predictor, options in (
+                ("", bnn, {"seed": seed}),
+                (", one mode", bnn, one),
+                (", temperature", TemperatureScaling(bnn), {}),
+            ):
+                file = (
+                    run / f"evaluation-{args.limit}{suffix.replace(',', '').replace(' ', '-')}.json"
+                )
+                if isinstance(predictor, TemperatureScaling) and not file.exists():
+                    predictor.fit(loaders["val"])
+                figures = evaluation(file, predictor, loaders["test"], ood, options)
+                add(rows, f"{label}{suffix}", figures)
             print(f"{label}, seed {seed}: fit {result.seconds:.0f} s\n\n{table(rows)}", flush=True)
     if args.out:
         args.out.write_text(json.dumps(rows, indent=2) + "\n")
@@ -90,15 +102,14 @@ def main() -> None:
 
 def evaluation(
     file: Path,
-    bnn: abnn.ABNN,
+    predictor: Predictor,
     test: Batches,
     ood: dict[str, Batches],
-    seed: int,
-    modes: list[int] | None,
+    options: dict[str, Any],
 ) -> abnn.Evaluation:
     """Evaluate once; a benchmark that goes on reads what it has."""
     if not file.exists():
-        result = abnn.evaluate(bnn, test, ood, seed=seed, modes=modes, progress=True)
+        result = abnn.evaluate(predictor, test, ood, progress=True, **options)
         write(file, result.to_json().encode())
     return abnn.Evaluation.from_json(file.read_text())
 
@@ -114,7 +125,7 @@ def choose(
         bnn = abnn.convert(net, modes=2, alpha=0.01)
         run = args.runs / f"choose-lr{lr:g}-eta{weight:g}-{recipe.steps}"
         abnn.fit(bnn, loaders["train"], recipe, run=run, progress=True)
-        nll = evaluation(run / "validation.json", bnn, loaders["val"], {}, 0, None).nll
+        nll = evaluation(run / "validation.json", bnn, loaders["val"], {}, {}).nll
         print(f"choose: lr {lr:g}, eta {weight:g}: validation NLL {nll:.4f}", flush=True)
         if best is None or nll < best[0]:
             best = (nll, recipe)
