@@ -88,9 +88,8 @@ def main() -> None:
                 (", one mode", bnn, one),
                 (", temperature", TemperatureScaling(bnn), {}),
             ):
-                file = (
-                    run / f"evaluation-{args.limit}{suffix.replace(',', '').replace(' ', '-')}.json"
-                )
+                kind = suffix.replace(",", "").replace(" ", "-")
+                file = run / f"evaluation-{args.limit}{kind}.json"
                 if isinstance(predictor, TemperatureScaling) and not file.exists():
                     predictor.fit(loaders["val"])
                 figures = evaluation(file, predictor, loaders["test"], ood, options)
