@@ -26,7 +26,7 @@ from abnn.model import ABNN
 from abnn.prior import abnn_loss
 from abnn.progress import Progress
 from abnn.recipe import Recipe
-from abnn.rundir import RunDirectory
+from abnn.rundir import GroupState, RunDirectory
 from abnn.validation import FitResult, validate, validate_original
 
 
@@ -141,8 +141,9 @@ def _fit_group(
     optimizer = _optimizer(recipe, rows)
     scaler = torch.amp.GradScaler(plan.device.type, enabled=recipe.amp == "fp16")
     step, epoch, offset = 0, 0, 0
+    state = GroupState(bnn, group, optimizer, scaler, losses)
     if directory:
-        step, epoch, offset = directory.resume(bnn, group, optimizer, scaler, losses)
+        step, epoch, offset = directory.resume(state)
     label = "fit" if len(plan.groups) == 1 else f"fit modes {group.start}-{group.stop - 1}"
     bnn.train()
     with Progress(steps, label, progress) as bar:
@@ -176,8 +177,7 @@ def _fit_group(
                 step += 1
                 bar.update(step, f"loss {loss.mean().item():.4f}")
                 if directory:
-                    place = (step, epoch, seen)
-                    directory.checkpoint(bnn, group, optimizer, scaler, losses, place)
+                    directory.checkpoint(state, (step, epoch, seen))
                 if step == steps:
                     break
             else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,17 @@ from abnn.validation import FitResult
 SETTINGS, CHECKPOINT, LOSSES = "fit.json", "checkpoint.safetensors", "losses.csv"
 
 Place = tuple[int, int, int]  # steps done, epoch, batches of this epoch done
+
+
+@dataclass(frozen=True)
+class GroupState:
+    """All that changes while a group of modes is fitted, but for the place in the data."""
+
+    bnn: ABNN
+    group: range
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    losses: Tensor
 
 
 class RunDirectory:
@@ -90,60 +102,45 @@ class RunDirectory:
         except safetensors.SafetensorError as error:
             raise ValueError(f"{file} is damaged ({error}); delete it to start anew.") from error
 
-    def resume(
-        self,
-        bnn: ABNN,
-        group: range,
-        optimizer: torch.optim.Optimizer,
-        scaler: torch.amp.GradScaler,
-        losses: Tensor,
-    ) -> Place:
+    def resume(self, state: GroupState) -> Place:
         """Bring a group of modes back to its last checkpoint, and tell its place."""
-        if not self.meta or int(self.meta["group"]) < group.start:
+        if not self.meta or int(self.meta["group"]) < state.group.start:
             return 0, 0, 0
-        load_banks(bnn, _under("bank", self.tensors))
-        losses.copy_(self.tensors["losses"])
-        if int(self.meta["group"]) > group.start:
-            return len(losses), 0, 0  # this group was done, and a later one was under way
-        rows = optimizer.param_groups[0]["params"]
+        load_banks(state.bnn, _under("bank", self.tensors))
+        state.losses.copy_(self.tensors["losses"])
+        if int(self.meta["group"]) > state.group.start:
+            return len(state.losses), 0, 0  # this group was done, and a later one was under way
+        rows = state.optimizer.param_groups[0]["params"]
         for name, tensor in _under("optimizer", self.tensors).items():
             index, key = name.split("/")
             row = rows[int(index)]
             # The step count of Adam lives on the CPU; everything else beside its parameter.
-            optimizer.state[row][key] = tensor if key == "step" else tensor.to(row.device)
-        scaler.load_state_dict(json.loads(self.meta["scaler"]))
+            state.optimizer.state[row][key] = tensor if key == "step" else tensor.to(row.device)
+        state.scaler.load_state_dict(json.loads(self.meta["scaler"]))
         return int(self.meta["step"]), int(self.meta["epoch"]), int(self.meta["batch"])
 
-    def checkpoint(
-        self,
-        bnn: ABNN,
-        group: range,
-        optimizer: torch.optim.Optimizer,
-        scaler: torch.amp.GradScaler,
-        losses: Tensor,
-        place: Place,
-    ) -> None:
+    def checkpoint(self, state: GroupState, place: Place) -> None:
         """Write a checkpoint if it is time for one; the last step of a group always is."""
         now = time.monotonic()
-        if now - self.written < self.every and place[0] < len(losses):
+        if now - self.written < self.every and place[0] < len(state.losses):
             return
         self.written = now
-        tensors = {f"bank/{name}": tensor for name, tensor in bank_tensors(bnn).items()}
-        for index, row in enumerate(optimizer.param_groups[0]["params"]):
-            for key, value in optimizer.state.get(row, {}).items():
+        tensors = {f"bank/{name}": tensor for name, tensor in bank_tensors(state.bnn).items()}
+        for index, row in enumerate(state.optimizer.param_groups[0]["params"]):
+            for key, value in state.optimizer.state.get(row, {}).items():
                 if isinstance(value, Tensor):
                     tensors[f"optimizer/{index}/{key}"] = value
-        tensors["losses"] = losses
+        tensors["losses"] = state.losses
         meta = {
-            "group": str(group.start),
+            "group": str(state.group.start),
             "step": str(place[0]),
             "epoch": str(place[1]),
             "batch": str(place[2]),
             "seconds": str(self.seconds_before + now - self.started),
-            "scaler": json.dumps(scaler.state_dict()),
+            "scaler": json.dumps(state.scaler.state_dict()),
         }
         write(self.path / CHECKPOINT, safetensors.torch.save(tensors, meta))
-        write(self.path / LOSSES, _csv(losses).encode())
+        write(self.path / LOSSES, _csv(state.losses).encode())
 
     def finish(self, bnn: ABNN, result: FitResult) -> None:
         """Write the artefact and what the fit achieved."""
