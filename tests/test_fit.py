@@ -444,7 +444,13 @@ def test_it_takes_only_an_abnn() -> None:
         abnn.fit(abnn.convert(mlp()), None)  # type: ignore[arg-type]
 
 
-def test_images_and_loader_workers() -> None:
+def test_it_fits_where_gradients_are_turned_off() -> None:
+    bnn = abnn.convert(mlp(), modes=1)
+    with torch.no_grad():
+        assert abnn.fit(bnn, data(), epochs=1).losses.isfinite().all()
+
+
+def test_a_loader_with_a_generator_of_its_own() -> None:
     dataset = TensorDataset(torch.randn(16, 3, 8, 8), torch.randint(3, (16,)))
     loader = DataLoader(dataset, 4, shuffle=True, generator=torch.Generator().manual_seed(9))
     state = loader.generator.get_state()

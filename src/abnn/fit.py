@@ -75,7 +75,7 @@ def fit(
     started, was_training = time.monotonic(), bnn.training
     losses = torch.full((plan.steps, bnn.modes), math.nan)
     try:
-        with _global_randomness_kept(loader):
+        with _global_randomness_kept(loader), torch.enable_grad():
             for group in plan.groups:
                 _fit_group(plan, group, losses, directory, progress)
     except BaseException:
