@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
@@ -12,17 +10,15 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from abnn.draws import Draw, channel_noise, chunks, plan
-from abnn.folding import agree, any_half, first_tensor, head, no_fused_encoder, repeat, signature
-from abnn.norm import Active, BayesNorm, Noise, NotFoldable, activated, make_plain, sample_gamma
-from abnn.outputs import Inputs, Output, call, logits_of
+from abnn.draws import Draw, chunks, plan
+from abnn.folding import first_tensor
+from abnn.norm import BayesNorm, Noise, make_plain
+from abnn.outputs import Inputs, Output, call
 from abnn.prediction import Prediction, PredictionStream
+from abnn.sampling import Sampler
 from abnn.surgery import twin
 
 Stats = Literal["per_mode", "frozen"]
-
-# Draws are handed to the layers of a network, so two threads can't run one network at once.
-_RUNNING = threading.RLock()
 
 # Input elements that one folded pass may hold: 27 images of 224 px, 1365 of 32 px.
 _FOLDED_ELEMENTS = 2**22
@@ -178,87 +174,7 @@ class ABNN(nn.Module):
         >>> bool((bnn.logits(x, [Draw(seed=0, mode=0, index=0)])[0] == net(x)).all())
         True
         """
-        first = first_tensor(inputs)
-        if first.ndim == 0 or first.shape[0] == 0:
-            raise ValueError(
-                f"The input has shape {tuple(first.shape)}: there is no example in it."
-            )
-        with _RUNNING:
-            noise = self._noise(draws)
-            if self.noise == "example" and not self.is_foldable(inputs):
-                raise ValueError(
-                    "noise='example' needs norms that see the batch as their leading dimension, "
-                    "which this network's do not; use noise='channel'."
-                )
-            if len(draws) > 1 and self._check_foldable(inputs):
-                try:
-                    return self._folded(inputs, draws, noise, self.alpha)
-                except NotFoldable:  # inputs of this kind were fine so far, these are not
-                    self._foldable[signature(inputs)] = False
-            singles = [[eps[s : s + 1] for eps in noise] for s in range(len(draws))]
-            return torch.stack(
-                [
-                    self._single(inputs, draw, eps, self.alpha)
-                    for draw, eps in zip(draws, singles, strict=True)
-                ]
-            )
-
-    def _noise(self, draws: Sequence[Draw]) -> list[Tensor]:
-        """For every layer the noise of all draws, `[S, *shape]`; zero where it is not per draw."""
-        layers = self.bayes_layers.values()
-        shapes = [layer.bank.form.shape for layer in layers]
-        if self.noise != "channel":
-            return [torch.zeros(len(draws), *shape) for shape in shapes]
-        rows = [channel_noise(draw, [shape.numel() for shape in shapes]) for draw in draws]
-        stacked = (torch.stack(column) for column in zip(*rows, strict=True))
-        return [e.reshape(len(draws), *shape) for e, shape in zip(stacked, shapes, strict=True)]
-
-    @contextmanager
-    def _active(
-        self,
-        draws: Sequence[Draw],
-        noise: list[Tensor],
-        batch: int,
-        alpha: float,
-        called: set[int] | None = None,
-    ) -> Iterator[None]:
-        layers = list(self.bayes_layers.values())
-        modes = [draw.mode for draw in draws]
-        actives = []
-        for layer, eps in zip(layers, noise, strict=True):
-            bank = layer.bank
-            gamma = bank.gamma[modes]
-            weight = sample_gamma(gamma, eps.to(gamma), alpha, bank.form.offset)
-            bias, mean, var = (
-                None if rows is None else rows[modes] for rows in (bank.beta, bank.mean, bank.var)
-            )
-            actives.append(Active(draws, weight, bias, mean, var, batch, self.noise, alpha, called))
-        with activated(layers, actives):
-            yield
-
-    def _single(self, inputs: Inputs, draw: Draw, eps: list[Tensor], alpha: float) -> Tensor:
-        """Logits of one draw, `[B, K, ...]`: the original network with this draw's weights."""
-        with self._active([draw], eps, first_tensor(inputs).shape[0], alpha):
-            result = call(self.backbone, inputs)
-        return logits_of(result, self.output, self.class_dim)
-
-    def _folded(
-        self,
-        inputs: Inputs,
-        draws: Sequence[Draw],
-        noise: list[Tensor],
-        alpha: float,
-        called: set[int] | None = None,
-    ) -> Tensor:
-        """Logits of all draws in one pass over S copies of the inputs, sample-major."""
-        B, S = first_tensor(inputs).shape[0], len(draws)
-        with self._active(draws, noise, B, alpha, called), no_fused_encoder():
-            result = call(self.backbone, repeat(inputs, S))
-        logits = logits_of(result, self.output, self.class_dim)
-        if logits.shape[0] % S:
-            raise NotFoldable
-        members: Tensor = logits.unflatten(0, (S, -1))
-        return members
+        return self._sampler().logits(inputs, draws)
 
     def is_foldable(self, inputs: Inputs) -> bool:
         """Whether several draws of this network can run as one larger batch.
@@ -267,66 +183,18 @@ class ABNN(nn.Module):
         pass must equal one pass after the other. It does not where the batch is not the leading
         dimension, where examples are mixed, or where a norm's weight is used without calling it.
         """
-        key = signature(inputs)
-        if key not in self._foldable:
-            verdict = self._try_folding(inputs)
-            if verdict is None:
-                return False
-            self._foldable[key] = verdict
-        return self._foldable[key]
+        return self._sampler().is_foldable(inputs)
 
-    def _check_foldable(self, inputs: Inputs) -> bool:
-        """As `is_foldable`, but says so the first time it is not."""
-        known = signature(inputs) in self._foldable
-        foldable = self.is_foldable(inputs)
-        if not known and not foldable and signature(inputs) in self._foldable:
-            warnings.warn(
-                "Draws of this network can't share a batch: its batch is not the leading "
-                "dimension, it mixes examples, or it uses a norm's weight without calling the "
-                "norm. Predictions are right, but run one draw at a time; a batch-first version "
-                "of the network would be faster.",
-                stacklevel=4,
-            )
-        return foldable
-
-    def _try_folding(self, inputs: Inputs) -> bool | None:
-        """Whether folding is right; None if outputs that are not finite do not tell."""
-        if first_tensor(inputs).shape[0] > 2:
-            try:
-                return self._folding_is_right(head(inputs, 2))
-            except Exception:  # a network may not take fewer rows: all of them, then
-                pass
-        return self._folding_is_right(inputs)
-
-    def _folding_is_right(self, inputs: Inputs) -> bool | None:
-        draws = [Draw(0, index % self.modes, index, "probe") for index in range(3)]
-        with torch.no_grad(), self._evaluating(), self._with_noise("channel"):
-            eps = self._noise(draws)
-            one_by_one = torch.stack(
-                [
-                    self._single(inputs, draw, [e[s : s + 1] for e in eps], alpha=0.3)
-                    for s, draw in enumerate(draws)
-                ]
-            )
-            if not one_by_one.isfinite().all():
-                return None
-            called: set[int] = set()
-            try:
-                folded = self._folded(inputs, draws, eps, alpha=0.3, called=called)
-            except Exception:  # whatever the network says to a batch three times as large
-                return False
-            if self._is_bypassed(inputs, draws[0], eps, called):
-                return False
-        leaves = (*self.backbone.parameters(), *self.backbone.buffers(), first_tensor(inputs))
-        return agree(folded, one_by_one, any_half(leaves))
-
-    def _is_bypassed(self, inputs: Inputs, draw: Draw, eps: list[Tensor], called: set[int]) -> bool:
-        """Whether a norm that was not called changes the output all the same."""
-        if len(called) == len(eps):
-            return False
-        only_uncalled = [0 * e[:1] if i in called else e[:1] for i, e in enumerate(eps)]
-        moved = self._single(inputs, draw, only_uncalled, alpha=0.3)
-        return not torch.equal(moved, self._single(inputs, draw, only_uncalled, alpha=0.0))
+    def _sampler(self) -> Sampler:
+        return Sampler(
+            self.backbone,
+            self._layers,
+            self.alpha,
+            self.noise,
+            self.class_dim,
+            self.output,
+            self._foldable,
+        )
 
     # The networks inside
 
@@ -353,10 +221,10 @@ class ABNN(nn.Module):
         draws = [Draw(seed, mode, index)]
         net = twin(self)
         assert isinstance(net, ABNN)
-        layers = list(net.bayes_layers.values())
-        with torch.no_grad(), net._active(draws, self._noise(draws), 1, self.alpha):
-            actives = [layer.bank.active for layer in layers]
-        for layer, active in zip(layers, actives, strict=True):
+        sampler = net._sampler()
+        with torch.no_grad():
+            actives = sampler.actives(draws, sampler.channel_noise(draws), batch=1)
+        for layer, active in zip(net.bayes_layers.values(), actives, strict=True):
             layer.bank.active = active
             make_plain(layer, draw=True)
         return self._as_before(net.backbone).eval()
@@ -450,11 +318,3 @@ class ABNN(nn.Module):
             yield
         finally:
             self.train(before)
-
-    @contextmanager
-    def _with_noise(self, noise: Noise) -> Iterator[None]:
-        before, self.noise = self.noise, noise
-        try:
-            yield
-        finally:
-            self.noise = before
