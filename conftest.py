@@ -1,6 +1,5 @@
 """What every test and every docstring example starts from."""
 
-import os
 from typing import Any
 
 import pytest
@@ -9,9 +8,9 @@ from torch import nn
 
 import abnn
 
-# Workers share the cores; a thread pool in each of them makes all of them many times slower.
-if "PYTEST_XDIST_WORKER" in os.environ:
-    torch.set_num_threads(1)
+# Workers share the cores, and a thread pool in each makes all of them many times slower; and what
+# is compared bit for bit, between processes too, must not depend on how sums were split.
+torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations
 
 import abnn
 from abnn.norm import BayesNorm
@@ -212,6 +213,7 @@ class GlobalResponseNorm(nn.Module):
     [
         (nn.LocalResponseNorm(2), "no weight"),
         (GlobalResponseNorm(), "not a normalised input times its weight"),
+        (parametrizations.weight_norm(nn.LayerNorm(4)), "remove_parametrizations"),
     ],
 )
 def test_what_can_not_be_converted_is_left_alone_with_the_reason(

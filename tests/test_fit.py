@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import DataLoader, TensorDataset
 
 import abnn
@@ -308,10 +309,7 @@ def test_a_process_killed_at_any_moment_resumes_bit_identical(tmp_path: Path) ->
         "print('done')\n"
     )
     straight = abnn.convert(mlp(), modes=2)
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
     abnn.fit(straight, data(), epochs=40, lr=0.01)
-    torch.set_num_threads(threads)
 
     run, kills = tmp_path / "run", 0
     checkpoint, seen = run / "checkpoint.safetensors", None
@@ -448,6 +446,56 @@ def test_it_fits_where_gradients_are_turned_off() -> None:
     bnn = abnn.convert(mlp(), modes=1)
     with torch.no_grad():
         assert abnn.fit(bnn, data(), epochs=1).losses.isfinite().all()
+
+
+class Recomputing(nn.Module):
+    """Its norm runs a second time in the backward pass, or without gradients."""
+
+    def __init__(self, norm: nn.Module, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.first, self.norm, self.last = nn.Linear(4, 8), norm, nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = self.first(x)
+        if self.how == "no_grad":
+            with torch.no_grad():
+                h = self.norm(h)
+        else:
+            h = checkpoint(self.norm, h, use_reentrant=self.how == "reentrant")
+        y: torch.Tensor = self.last(h)
+        return y
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.BatchNorm1d])
+@pytest.mark.parametrize("modes_at_once", [None, 1])
+@pytest.mark.parametrize(
+    ("how", "message"),
+    [
+        ("not reentrant", "again in the backward pass.*modes_at_once=1"),
+        ("reentrant", "without gradients.*layers="),
+        ("no_grad", "without gradients.*layers="),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_gradients_that_would_be_wrong_or_missing_are_refused(
+    norm: type[nn.Module], modes_at_once: int | None, how: str, message: str
+) -> None:
+    bnn = abnn.convert(Recomputing(norm(8), how), modes=2)
+    before = banks(bnn)
+    with pytest.raises(RuntimeError, match=message):
+        abnn.fit(bnn, data(), epochs=1, modes_at_once=modes_at_once)
+    assert equal(banks(bnn), before)
+    bnn.predict(torch.randn(2, 4))  # nothing is left behind in the layers
+
+
+def test_inference_mode_is_no_trap() -> None:
+    net = mlp()
+    with torch.inference_mode():
+        bnn, made_inside = abnn.convert(net, modes=1), mlp()
+    assert abnn.fit(bnn, data(), epochs=1).losses.isfinite().all()
+    with pytest.raises(ValueError, match="outside of that"):
+        abnn.fit(abnn.convert(made_inside), data())
 
 
 def test_a_loader_with_a_generator_of_its_own() -> None:

@@ -113,6 +113,7 @@ def test_predict_needs_no_gradients_and_leaves_none() -> None:
         ({"samples": 0}, "samples=0"),
         ({"samples": 2.0}, "samples=2.0"),
         ({"chunk": 0}, "chunk=0"),
+        ({"seed": 0.5}, "seed=0.5"),
         ({"modes": [3]}, "0 to 2"),
         ({"modes": []}, "0 to 2"),
         ({"x": torch.empty(0, 4)}, "no example"),

@@ -66,18 +66,13 @@ def convert(
                 f"noise={noise!r} needs norms whose output is linear in gamma, which "
                 f"{_some(rigid)} is not; use noise='channel', or leave it out with layers=."
             )
-    try:
-        backbone = twin(net)
-    except Exception as error:
-        raise TypeError(
-            f"The structure of {type(net).__name__} could not be copied ({error}); convert the "
-            "plain network, before it is compiled, scripted or wrapped for parallel training."
-        ) from error
-    floats = (t for _, t in _tensors(net) if t.is_floating_point())
-    like = next(floats, torch.empty(0))
-    copies = dict(backbone.named_modules())
-    for index, (name, form) in enumerate(forms.items()):
-        make_bayes(copies[name], form, modes, stats == "per_mode", index, like)
+    with torch.inference_mode(False):  # tensors that are made under it could never be trained
+        backbone = _twin(net)
+        floats = (t for _, t in _tensors(net) if t.is_floating_point())
+        like = next(floats, torch.empty(0))
+        copies = dict(backbone.named_modules())
+        for index, (name, form) in enumerate(forms.items()):
+            make_bayes(copies[name], form, modes, stats == "per_mode", index, like)
     return ABNN(
         backbone,
         alpha=alpha,
@@ -88,6 +83,16 @@ def convert(
         trainable=[name for name, p in net.named_parameters() if p.requires_grad],
         training=[name for name, m in net.named_modules() if m.training],
     )
+
+
+def _twin(net: nn.Module) -> nn.Module:
+    try:
+        return twin(net)
+    except Exception as error:
+        raise TypeError(
+            f"The structure of {type(net).__name__} could not be copied ({error}); convert the "
+            "plain network, before it is compiled, scripted or wrapped for parallel training."
+        ) from error
 
 
 @dataclass(frozen=True)

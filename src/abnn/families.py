@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 from torch.nn.modules.instancenorm import _InstanceNorm
+from torch.nn.utils.parametrize import is_parametrized
 
 from abnn.surgery import swapped
 
@@ -78,9 +79,14 @@ def is_norm(module: nn.Module) -> bool:
     if isinstance(module, known):
         return True
     # A block such as PreNorm or ConvNormAct has "norm" in its name but holds the norm as a child.
-    named = "norm" in type(module).__name__.lower()
-    return named and (
-        registered_name(module, GAMMA_NAMES) is not None or not any(module.children())
+    cls = type(module)
+    named = "norm" in cls.__name__.lower()
+    # Spectral and weight norm are norms of weights, not of what passes through a network.
+    of_weights = cls.__module__.startswith("torch.nn.utils")
+    return (
+        named
+        and not of_weights
+        and (registered_name(module, GAMMA_NAMES) is not None or not any(module.children()))
     )
 
 
@@ -92,6 +98,11 @@ def form_of(layer: nn.Module) -> Form | LeftAlone:
     >>> form_of(nn.LocalResponseNorm(2)).reason
     'it has no weight to sample'
     """
+    if is_parametrized(layer):
+        return LeftAlone(
+            "its weight is computed by a parametrization; make that permanent first, by "
+            "torch.nn.utils.parametrize.remove_parametrizations"
+        )
     shape = _affine_shape(layer)
     gamma, beta = registered_name(layer, GAMMA_NAMES), registered_name(layer, BETA_NAMES)
     if gamma is None or shape is None:

@@ -11,7 +11,8 @@ import math
 import random
 import time
 from collections.abc import Iterable, Iterator, Sized
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from os import PathLike
 from typing import Any
 
@@ -23,6 +24,7 @@ from abnn.artifact import bank_tensors, load_banks
 from abnn.batches import device_of, split, to_device
 from abnn.draws import Draw, generator
 from abnn.model import ABNN
+from abnn.norm import BayesNorm
 from abnn.prior import abnn_loss
 from abnn.progress import Progress
 from abnn.recipe import Recipe
@@ -75,7 +77,7 @@ def fit(
     started, was_training = time.monotonic(), bnn.training
     losses = torch.full((plan.steps, bnn.modes), math.nan)
     try:
-        with _global_randomness_kept(loader), torch.enable_grad():
+        with _global_randomness_kept(loader), _gradients_watched(bnn), torch.enable_grad():
             for group in plan.groups:
                 _fit_group(plan, group, losses, directory, progress)
     except BaseException:
@@ -253,6 +255,31 @@ def _global_randomness_kept(loader: Iterable[Any]) -> Iterator[None]:
 # What can be wrong, said where it is noticed
 
 
+@contextmanager
+def _gradients_watched(bnn: ABNN) -> Iterator[None]:
+    """Refuse what would train a mode on wrong gradients, or on none, without a word."""
+
+    def watch(name: str, layer: BayesNorm, _: Any) -> None:
+        active = layer.bank.active
+        if active is None:  # a backward pass calls it, when its draws are gone
+            raise RuntimeError(
+                f"The network runs {name!r} again in the backward pass (activation "
+                "checkpointing), where it has no draw; turn that off, as by "
+                "net.set_grad_checkpointing(False), and save memory by fit(..., modes_at_once=1)."
+            )
+        if active.weight.requires_grad and not torch.is_grad_enabled():
+            raise RuntimeError(
+                f"The network runs {name!r} without gradients (torch.no_grad, or activation "
+                "checkpointing that is reentrant), so its modes can't be trained; turn that off, "
+                "or convert other norms only, by layers=."
+            )
+
+    with ExitStack() as stack:
+        for name, layer in bnn.bayes_layers.items():
+            stack.callback(layer.register_forward_pre_hook(partial(watch, name)).remove)
+        yield
+
+
 def _steps(recipe: Recipe, epoch_length: int | None) -> int:
     if epoch_length == 0:
         raise ValueError("The training loader is empty: there is nothing to fit to.")
@@ -272,6 +299,11 @@ def _check_arguments(bnn: ABNN, loader: Iterable[Any], recipe: Recipe) -> None:
         raise TypeError(f"fit takes what abnn.convert returns, not a {type(bnn).__name__}.")
     if not isinstance(loader, Iterable):
         raise TypeError(f"fit takes a loader of batches, not a {type(loader).__name__}.")
+    if any(tensor.is_inference() for tensor in bnn.state_dict().values()):
+        raise ValueError(
+            "The network was made under torch.inference_mode(), so no gradient passes through it; "
+            "build it and load its weights outside of that."
+        )
     for name in ("alpha", "noise", "stats", "modes"):
         wanted, has = getattr(recipe, name), getattr(bnn, name)
         if wanted is not None and wanted != has:

@@ -141,6 +141,8 @@ class ABNN(nn.Module):
         for name, value in (("samples", samples), ("chunk", chunk)):
             if value is not None and (not isinstance(value, int) or value < 1):
                 raise ValueError(f"{name}={value!r} is not a whole number of at least 1.")
+        if not isinstance(seed, int):
+            raise TypeError(f"seed={seed!r} is not a whole number.")
         chosen = list(range(self.modes)) if modes is None else list(modes)
         if not chosen or not all(0 <= mode < self.modes for mode in chosen):
             raise ValueError(f"modes={chosen} must be some of 0 to {self.modes - 1}.")
