@@ -358,6 +358,20 @@ def test_another_fit_does_not_go_into_the_same_directory(tmp_path: Path) -> None
             abnn.fit(bnn, data(), epochs=1, run=tmp_path, **overrides)
 
 
+def test_a_fit_does_not_go_on_with_other_data(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        abnn.fit(
+            abnn.convert(mlp()), Augmented(stop_at=3), epochs=1, run=tmp_path, checkpoint_seconds=0
+        )
+    other = Augmented()
+    other.data = [(x + 1, y) for x, y in other.data]
+    bnn = abnn.convert(mlp())
+    before = banks(bnn)
+    with pytest.raises(ValueError, match="does not give the batches.*same data"):
+        abnn.fit(bnn, other, epochs=1, run=tmp_path)
+    assert equal(banks(bnn), before)
+
+
 def test_a_damaged_checkpoint_says_what_to_do(tmp_path: Path) -> None:
     abnn.fit(abnn.convert(mlp()), data(), epochs=1, run=tmp_path)
     (tmp_path / "checkpoint.safetensors").write_bytes(b"nonsense")

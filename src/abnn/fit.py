@@ -155,6 +155,8 @@ def _fit_group(
             for batch in plan.loader:
                 seen += 1
                 if seen <= offset:  # done before the fit was interrupted
+                    if directory and seen == offset:
+                        directory.check_data(batch)
                     continue
                 inputs, labels = split(batch)
                 labels = labels.to(plan.device)
@@ -179,7 +181,7 @@ def _fit_group(
                 step += 1
                 bar.update(step, f"loss {loss.mean().item():.4f}")
                 if directory:
-                    directory.checkpoint(state, (step, epoch, seen))
+                    directory.checkpoint(state, (step, epoch, seen), batch)
                 if step == steps:
                     break
             else:

@@ -13,6 +13,7 @@ import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from abnn.artifact import bank_tensors, digest, fingerprint, load_banks, write
 from abnn.model import ABNN
@@ -119,7 +120,16 @@ class RunDirectory:
         state.scaler.load_state_dict(json.loads(self.meta["scaler"]))
         return int(self.meta["step"]), int(self.meta["epoch"]), int(self.meta["batch"])
 
-    def checkpoint(self, state: GroupState, place: Place) -> None:
+    def check_data(self, batch: Any) -> None:
+        """Compare the batch at which the fit goes on with the one it had got there before."""
+        if self.meta["data"] != _data_digest(batch):
+            raise ValueError(
+                f"The loader does not give the batches that the fit in {self.path} saw, so it "
+                "can't go on as if it had not been interrupted; give it the same data, with no "
+                "randomness but torch's, numpy's and Python's own, or use another run directory."
+            )
+
+    def checkpoint(self, state: GroupState, place: Place, batch: Any) -> None:
         """Write a checkpoint if it is time for one; the last step of a group always is."""
         now = time.monotonic()
         if now - self.written < self.every and place[0] < len(state.losses):
@@ -136,6 +146,7 @@ class RunDirectory:
             "step": str(place[0]),
             "epoch": str(place[1]),
             "batch": str(place[2]),
+            "data": _data_digest(batch),
             "seconds": str(self.seconds_before + now - self.started),
             "scaler": json.dumps(state.scaler.state_dict()),
         }
@@ -146,6 +157,11 @@ class RunDirectory:
         """Write the artefact and what the fit achieved."""
         bnn.save(self.path)
         write(self.path / "fit.txt", f"{result}\n".encode())
+
+
+def _data_digest(batch: Any) -> str:
+    leaves = enumerate(pytree.tree_leaves(batch))
+    return digest({str(i): leaf for i, leaf in leaves if isinstance(leaf, Tensor)})
 
 
 def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
