@@ -251,6 +251,7 @@ def test_inspection_counts_what_a_mode_adds() -> None:
         ({"layers": "layer9.*"}, "No norm matches layers='layer9.*'"),
         ({"layers": ["1", "11"]}, "did you mean '1'"),
         ({"layers": "0"}, "'0'.*can't be made Bayesian"),
+        ({"layers": []}, "names no layer"),
     ],
 )
 def test_bad_arguments_are_refused_and_the_network_is_untouched(

@@ -6,6 +6,7 @@ import pickle
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -67,6 +68,13 @@ def test_seeds_repeat_and_differ() -> None:
     assert torch.isfinite(bnn.predict(X, seed=-1).probs).all()
 
 
+def test_numpy_numbers_are_numbers() -> None:
+    bnn = moved(modes=np.int64(3), alpha=np.float32(0.1))
+    one: Any = np.int64(1)
+    expected = moved(alpha=float(np.float32(0.1))).predict(X, 1, seed=1, modes=[1]).probs
+    assert torch.equal(bnn.predict(X, one, seed=one, modes=np.array([1])).probs, expected)
+
+
 def test_more_samples_contain_the_fewer() -> None:
     few, many = (moved().predict(X, samples=s, keep_members=True).members for s in (2, 3))
     assert few is not None
@@ -112,10 +120,12 @@ def test_predict_needs_no_gradients_and_leaves_none() -> None:
     [
         ({"samples": 0}, "samples=0"),
         ({"samples": 2.0}, "samples=2.0"),
+        ({"samples": True}, "samples=True"),
         ({"chunk": 0}, "chunk=0"),
         ({"seed": 0.5}, "seed=0.5"),
         ({"modes": [3]}, "0 to 2"),
         ({"modes": []}, "0 to 2"),
+        ({"modes": 1}, r"as modes=\[0\]"),
         ({"x": torch.empty(0, 4)}, "no example"),
         ({"x": "image.png"}, "no tensor"),
     ],

@@ -1,6 +1,7 @@
 """The random class prior and the loss of the paper."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -68,8 +69,9 @@ def test_half_precision_logits_are_widened() -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"classes": -1}, {"classes": "all"}, {"weight": -1.0}, {"weight": math.nan}]
+    "arguments",
+    [{"classes": -1}, {"classes": "all"}, {"weight": -1.0}, {"weight": math.nan}, {"weight": "6"}],
 )
-def test_impossible_priors_are_refused(arguments: dict[str, float]) -> None:
+def test_impossible_priors_are_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="RandomPrior"):
-        RandomPrior(**arguments)  # type: ignore[arg-type]
+        RandomPrior(**arguments)

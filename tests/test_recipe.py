@@ -75,6 +75,8 @@ def test_values_out_of_range_are_refused(values: dict[str, Any], message: str) -
 def test_unknown_names_point_to_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="did you mean 'weight_decay'"):
         abnn.Recipe().with_(weightdecay=0.1)
+    with pytest.raises(TypeError, match="random prior has no 'clases'; did you mean 'classes'"):
+        abnn.Recipe.from_dict({"prior": {"clases": 2}})
     with pytest.raises(ValueError, match="did you mean 'imagenet-vit'"):
         abnn.Recipe.load("imagenet_vit")
     with pytest.raises(FileNotFoundError, match=r"no recipe file .*mine.toml"):

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import get_args
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from abnn.draws import whole_number
 from abnn.families import GAMMA_NAMES, Form, LeftAlone, form_of, is_norm, registered_name
 from abnn.model import ABNN, Stats
 from abnn.norm import BayesNorm, Noise, make_bayes
@@ -203,6 +205,8 @@ def _select(net: nn.Module, layers: str | Sequence[str] | None) -> dict[str, For
     norms = [name for name, module in modules.items() if is_norm(module)]
     if layers is not None:
         patterns = [layers] if isinstance(layers, str) else list(layers)
+        if not patterns:
+            raise ValueError("layers=[] names no layer; leave it out to convert all norms.")
         # A layer that is named in full need not look like a norm.
         chosen = {p for p in patterns if p in modules and registered_name(modules[p], GAMMA_NAMES)}
         for pattern in patterns:
@@ -241,9 +245,8 @@ def _some(names: Sequence[str]) -> str:
 
 def _check(net: nn.Module, modes: int, alpha: float, noise: str, stats: str) -> None:
     _check_network(net)
-    if isinstance(modes, bool) or not isinstance(modes, int) or modes < 1:
-        raise ValueError(f"modes={modes!r} is not a whole number of at least 1.")
-    if isinstance(alpha, bool) or not isinstance(alpha, (int, float)):
+    whole_number("modes", modes, least=1)
+    if isinstance(alpha, bool) or not isinstance(alpha, (int, float, np.floating)):
         raise TypeError(f"alpha={alpha!r} is not a number.")
     if not math.isfinite(alpha) or alpha < 0:
         raise ValueError(f"alpha={alpha} is not a finite number of at least 0; 0.01 is usual.")
@@ -269,12 +272,14 @@ def _check_network(net: nn.Module) -> None:
     lazy = [name for name, tensor in _tensors(net) if is_lazy(tensor)]
     if lazy:
         raise ValueError(
-            f"{_some(lazy)} is not initialised yet: run the network once on an input, and then "
+            f"Not initialised yet: {_some(lazy)}; run the network once on an input, and then "
             "convert it."
         )
     meta = [name for name, tensor in _tensors(net) if tensor.is_meta]
     if meta:
-        raise ValueError(f"{_some(meta)} has no values (meta device): load the weights first.")
+        raise ValueError(
+            f"On the meta device, without values: {_some(meta)}; load the weights first."
+        )
 
 
 def _tensors(net: nn.Module) -> list[tuple[str, Tensor]]:

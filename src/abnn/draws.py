@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from numbers import Integral
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -81,6 +82,20 @@ def plan(modes: Iterable[int], samples: int, seed: int) -> list[Draw]:
     [(0, 0), (0, 1), (1, 0), (1, 1)]
     """
     return [Draw(seed, mode, index) for mode in modes for index in range(samples)]
+
+
+def whole_number(name: str, value: Any, least: int | None = None) -> int:
+    """An argument that must be an integer, numpy's too; anything else is refused by its name.
+
+    >>> whole_number("samples", np.int64(8), least=1)
+    8
+    """
+    # A bool is an integer to Python, but where a number is asked for it is a mistake.
+    whole = isinstance(value, Integral) and not isinstance(value, bool)
+    if not whole or (least is not None and int(value) < least):
+        bound = "" if least is None else f" of at least {least}"
+        raise ValueError(f"{name}={value!r} is not a whole number{bound}.")
+    return int(value)
 
 
 def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from abnn.draws import Draw, chunks, plan
+from abnn.draws import Draw, chunks, plan, whole_number
 from abnn.folding import first_tensor
 from abnn.norm import BayesNorm, Noise, make_plain
 from abnn.outputs import Inputs, Output, call
@@ -138,16 +138,21 @@ class ABNN(nn.Module):
         >>> bnn.predict(torch.randn(5, 4), samples=4, keep_members=True).members.shape
         torch.Size([8, 5, 3])
         """
-        for name, value in (("samples", samples), ("chunk", chunk)):
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name}={value!r} is not a whole number of at least 1.")
-        if not isinstance(seed, int):
-            raise TypeError(f"seed={seed!r} is not a whole number.")
-        chosen = list(range(self.modes)) if modes is None else list(modes)
-        if not chosen or not all(0 <= mode < self.modes for mode in chosen):
-            raise ValueError(f"modes={chosen} must be some of 0 to {self.modes - 1}.")
+        samples = whole_number("samples", samples, least=1)
+        chunk = None if chunk is None else whole_number("chunk", chunk, least=1)
+        draws = plan(self._chosen(modes), samples, whole_number("seed", seed))
         with torch.no_grad(), self._evaluating():
-            return self._stream(x, plan(chosen, samples, seed), chunk, keep_members)
+            return self._stream(x, draws, chunk, keep_members)
+
+    def _chosen(self, modes: Iterable[int] | None) -> list[int]:
+        if modes is None:
+            return list(range(self.modes))
+        chosen = list(modes) if isinstance(modes, Iterable) else []
+        if not chosen or not all(mode in range(self.modes) for mode in chosen):
+            raise ValueError(
+                f"modes={modes!r} must be some of 0 to {self.modes - 1}, as modes=[0]."
+            )
+        return [int(mode) for mode in chosen]
 
     def _stream(
         self, inputs: Inputs, draws: Sequence[Draw], chunk: int | None, keep_members: bool
@@ -213,8 +218,10 @@ class ABNN(nn.Module):
           (2): Linear(in_features=8, out_features=3, bias=True)
         )
         """
-        if not 0 <= mode < self.modes:
+        mode = whole_number("mode", mode, least=0)
+        if mode >= self.modes:
             raise ValueError(f"mode={mode} must be one of 0 to {self.modes - 1}.")
+        seed, index = whole_number("seed", seed), whole_number("index", index, least=0)
         if self.noise != "channel":
             raise ValueError(
                 f"A draw of noise={self.noise!r} is not a plain network; only with "

@@ -36,6 +36,9 @@ class Prediction:
     True
     >>> clash.probs
     tensor([[0.5000, 0.5000]])
+    >>> clash
+    Prediction(inputs=1, classes=2, samples_used=2, mean confidence 0.500, total 0.693, \
+epistemic 0.603)
     """
 
     log_probs: Tensor
@@ -45,6 +48,15 @@ class Prediction:
     energy: Tensor
     samples_used: int
     members: Tensor | None = None
+
+    def __repr__(self) -> str:
+        B, K, *rest = self.log_probs.shape
+        each = f" of {' x '.join(map(str, rest))}" if rest else ""
+        return (
+            f"Prediction(inputs={B}{each}, classes={K}, samples_used={self.samples_used}, "
+            f"mean confidence {self.confidence.mean():.3f}, total {self.total.mean():.3f}, "
+            f"epistemic {self.epistemic.mean():.3f})"
+        )
 
     @cached_property
     def probs(self) -> Tensor:

@@ -36,8 +36,11 @@ class RandomPrior:
     def __post_init__(self) -> None:
         if self.classes != "sqrt" and (not isinstance(self.classes, int) or self.classes < 0):
             raise ValueError(f"RandomPrior(classes={self.classes!r}) must be a number or 'sqrt'.")
-        if not math.isfinite(self.weight) or self.weight < 0:
-            raise ValueError(f"RandomPrior(weight={self.weight}) must be finite and at least 0.")
+        number = isinstance(self.weight, (int, float)) and math.isfinite(self.weight)
+        if not number or self.weight < 0:
+            raise ValueError(
+                f"RandomPrior(weight={self.weight!r}) must be a finite number of at least 0."
+            )
 
     def draw(self, classes: int, seed: int, mode: int) -> Tensor:
         """The eta of one mode, `[K]`."""

@@ -13,6 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from abnn.artifact import write
 from abnn.prior import RandomPrior
 
 Schedule = Literal["constant", "multistep", "polynomial"]
@@ -101,10 +102,7 @@ class Recipe:
         >>> Recipe().with_(lr=0.1).lr
         0.1
         """
-        known = [f.name for f in fields(self)]
-        for name in overrides:
-            if name not in known:
-                raise TypeError(f"A recipe has no {name!r}{nearest(name, known)}")
+        _check_names("A recipe", overrides, self)
         return replace(self, **overrides)
 
     def lr_at(self, step: int, steps: int, epoch: float) -> float:
@@ -152,6 +150,7 @@ class Recipe:
         values = dict(values)
         prior = values.get("prior")
         if isinstance(prior, Mapping):
+            _check_names("A random prior", prior, RandomPrior)
             values["prior"] = RandomPrior(**prior)
         elif prior is False:
             values["prior"] = None
@@ -184,7 +183,7 @@ class Recipe:
             lines.append("prior = false")
         else:
             lines += ["", "[prior]", *(f"{k} = {json.dumps(v)}" for k, v in prior.items())]
-        Path(path).write_text("\n".join(lines) + "\n")
+        write(Path(path), ("\n".join(lines) + "\n").encode())
 
 
 def names() -> list[str]:
@@ -200,6 +199,13 @@ def nearest(value: str, known: Any) -> str:
     """The end of an error message that names the nearest valid value."""
     close = difflib.get_close_matches(str(value), known, n=1, cutoff=0.5)
     return f"; did you mean {close[0]!r}?" if close else f"; known are {', '.join(sorted(known))}."
+
+
+def _check_names(what: str, values: Mapping[str, Any], cls: Any) -> None:
+    known = [f.name for f in fields(cls)]
+    for name in values:
+        if name not in known:
+            raise TypeError(f"{what} has no {name!r}{nearest(name, known)}")
 
 
 def _folder() -> Any:

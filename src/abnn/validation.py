@@ -101,13 +101,17 @@ alpha; both are best chosen on validation NLL.
     def __str__(self) -> str:
         """The table and the verdict."""
         steps, modes = self.losses.shape
-        lines = [f"{steps} steps of {modes} modes in {self.seconds:.1f} s"]
+        lines = [f"{_count(steps, 'step')} of {_count(modes, 'mode')} in {self.seconds:.1f} s"]
         if self._rows():
             lines.append(f"{'':9}  {'NLL':>7}  {'accuracy %':>10}  {'ECE %':>6}")
         lines += [
             f"{name:9}  {e.nll:7.4f}  {e.accuracy:10.2f}  {e.ece:6.2f}" for name, e in self._rows()
         ]
         return "\n".join((*lines, self.verdict))
+
+
+def _count(n: int, thing: str) -> str:
+    return f"{n} {thing}" if n == 1 else f"{n} {thing}s"
 
 
 def validate_original(
