@@ -1,0 +1,148 @@
+"""The run directory: a fit that is killed goes on, and one with other settings or data does not."""
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import abnn
+from fitting import banks, data, equal
+from nets import mlp
+
+
+class Augmented:
+    """A loader that shuffles and augments with every global generator there is."""
+
+    def __init__(self, batches: int = 6, stop_at: int | None = None) -> None:
+        self.data, self.given, self.stop_at = data(batches), 0, stop_at
+
+    def __len__(self) -> int:
+        return len(self.data)
+
+    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
+        for i in torch.randperm(len(self.data)).tolist():
+            if self.given == self.stop_at:
+                raise KeyboardInterrupt
+            self.given += 1
+            x, y = self.data[i]
+            noise = torch.randn_like(x) * random.random() + np.random.rand()  # noqa: NPY002
+            yield x + noise, y
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adamw"])
+@pytest.mark.parametrize(("at_once", "stop_at"), [(None, 4), (None, 6), (None, 9), (1, 3), (2, 17)])
+def test_a_killed_fit_resumes_and_ends_bit_identical(
+    tmp_path: Path, optimizer: Any, at_once: int | None, stop_at: int
+) -> None:
+    recipe = abnn.Recipe(epochs=2, lr=0.05, modes_at_once=at_once, optimizer=optimizer)
+    straight = abnn.convert(mlp(), modes=3)
+    expected = abnn.fit(straight, Augmented(), recipe)
+
+    bnn = abnn.convert(mlp(), modes=3)
+    before = banks(bnn)
+    with pytest.raises(KeyboardInterrupt):
+        abnn.fit(bnn, Augmented(stop_at=stop_at), recipe, run=tmp_path, checkpoint_seconds=0)
+    assert equal(banks(bnn), before)  # the network itself is as it was
+    resumed = abnn.fit(bnn, Augmented(), recipe, run=tmp_path, checkpoint_seconds=0)
+    assert equal(banks(bnn), banks(straight))
+    assert torch.equal(resumed.losses, expected.losses)
+
+    again = abnn.convert(mlp(), modes=3)
+    abnn.fit(again, Augmented(stop_at=0), recipe, run=tmp_path)  # done: no batch is asked for
+    assert equal(banks(again), banks(straight))
+
+
+def test_a_process_killed_at_any_moment_resumes_bit_identical(tmp_path: Path) -> None:
+    """A real process, killed for real, several times in a row."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, torch, abnn\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from nets import mlp\n"
+        "from fitting import data\n"
+        "torch.set_num_threads(1)\n"
+        "bnn = abnn.convert(mlp(), modes=2)\n"
+        "abnn.fit(bnn, data(), epochs=40, lr=0.01, run=sys.argv[1], checkpoint_seconds=0)\n"
+        "print('done')\n"
+    )
+    straight = abnn.convert(mlp(), modes=2)
+    abnn.fit(straight, data(), epochs=40, lr=0.01)
+
+    run, kills = tmp_path / "run", 0
+    checkpoint, seen = run / "checkpoint.safetensors", None
+    for _ in range(20):
+        process = subprocess.Popen(
+            [sys.executable, script, run], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        )
+        while kills < 3 and process.poll() is None:
+            now = checkpoint.stat().st_mtime_ns if checkpoint.exists() else None
+            if now != seen:  # it has come further than the last time
+                seen = now
+                process.kill()
+                kills += 1
+        out, err = process.communicate()
+        if b"done" in out:
+            break
+        assert process.returncode == -9, err.decode()
+    assert kills > 0
+    loaded = abnn.load(run, mlp())
+    assert equal(banks(loaded), banks(straight))
+
+
+def test_the_run_directory_holds_the_artefact_and_the_losses(tmp_path: Path) -> None:
+    bnn = abnn.convert(mlp(), modes=2)
+    result = abnn.fit(bnn, data(), epochs=1, run=tmp_path, validation=data(2))
+    assert equal(banks(abnn.load(tmp_path, mlp())), banks(bnn))
+    lines = (tmp_path / "losses.csv").read_text().splitlines()
+    assert lines[0] == "step,mode_0,mode_1"
+    assert float(lines[6].split(",")[2]) == result.losses[5, 1].item()
+    assert (tmp_path / "fit.txt").read_text() == f"{result}\n"
+    assert not list(tmp_path.glob("*.tmp"))
+    fitted = abnn.load(tmp_path, mlp()).fitted
+    assert fitted is not None
+    assert fitted["validation"]["original"]["n"] == 16
+
+
+def test_another_fit_does_not_go_into_the_same_directory(tmp_path: Path) -> None:
+    abnn.fit(abnn.convert(mlp()), data(), epochs=1, run=tmp_path)
+    cases: list[tuple[abnn.ABNN, dict[str, Any], str]] = [
+        (abnn.convert(mlp()), {"lr": 0.1}, "lr was 0.0057 and now is 0.1"),
+        (abnn.convert(mlp(), alpha=0.1), {}, "alpha was 0.01 and now is 0.1"),
+        (abnn.convert(mlp(nn.LayerNorm)), {}, "another network"),
+    ]
+    for bnn, overrides, message in cases:
+        with pytest.raises(ValueError, match=message):
+            abnn.fit(bnn, data(), epochs=1, run=tmp_path, **overrides)
+
+
+def test_a_fit_does_not_go_on_with_other_data(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt):
+        abnn.fit(
+            abnn.convert(mlp()), Augmented(stop_at=3), epochs=1, run=tmp_path, checkpoint_seconds=0
+        )
+    other = Augmented()
+    other.data = [(x + 1, y) for x, y in other.data]
+    bnn = abnn.convert(mlp())
+    before = banks(bnn)
+    with pytest.raises(ValueError, match="does not give the batches.*same data"):
+        abnn.fit(bnn, other, epochs=1, run=tmp_path)
+    assert equal(banks(bnn), before)
+
+
+def test_a_damaged_checkpoint_says_what_to_do(tmp_path: Path) -> None:
+    abnn.fit(abnn.convert(mlp()), data(), epochs=1, run=tmp_path)
+    (tmp_path / "checkpoint.safetensors").write_bytes(b"nonsense")
+    with pytest.raises(ValueError, match="delete it to start anew"):
+        abnn.fit(abnn.convert(mlp()), data(), epochs=1, run=tmp_path)
+    (tmp_path / "fit.json").write_bytes(b"nonsense")
+    with pytest.raises(ValueError, match="not valid JSON"):
+        abnn.fit(abnn.convert(mlp()), data(), epochs=1, run=tmp_path)
+    with pytest.raises(ValueError, match="is a file"):
+        abnn.fit(abnn.convert(mlp()), data(), epochs=1, run=tmp_path / "fit.txt")
