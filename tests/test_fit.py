@@ -224,6 +224,11 @@ def test_a_fit_that_makes_it_worse_says_so() -> None:
     assert {"NLL", "accuracy"} <= set(result.worse)
 
 
+def test_a_single_step_of_a_single_mode_is_said_so() -> None:
+    result = abnn.fit(abnn.convert(mlp(), modes=1), data(), steps=1)
+    assert str(result).startswith("1 step of 1 mode in ")
+
+
 def test_progress_goes_to_standard_error(capsys: pytest.CaptureFixture[str]) -> None:
     abnn.fit(abnn.convert(mlp(), modes=1), data(), epochs=1, progress=True)
     assert re.search(r"fit 6/6  loss \d+\.\d+  0:00 left", capsys.readouterr().err)

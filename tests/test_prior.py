@@ -3,6 +3,7 @@
 import math
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -30,6 +31,11 @@ def test_every_class_is_equally_likely() -> None:
     counts = sum(RandomPrior(classes=2).draw(10, seed=0, mode=mode) for mode in range(2000))
     assert isinstance(counts, torch.Tensor)
     assert (counts - 400).abs().max() < 100
+
+
+def test_a_weight_of_numpy_is_a_number() -> None:
+    weight: Any = np.float32(6)
+    assert RandomPrior(weight=weight).draw(4, seed=0, mode=0).sum() == 12
 
 
 def test_more_classes_than_there_are_means_all() -> None:

@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -36,11 +37,12 @@ class RandomPrior:
     def __post_init__(self) -> None:
         if self.classes != "sqrt" and (not isinstance(self.classes, int) or self.classes < 0):
             raise ValueError(f"RandomPrior(classes={self.classes!r}) must be a number or 'sqrt'.")
-        number = isinstance(self.weight, (int, float)) and math.isfinite(self.weight)
+        number = isinstance(self.weight, (int, float, np.floating)) and math.isfinite(self.weight)
         if not number or self.weight < 0:
             raise ValueError(
                 f"RandomPrior(weight={self.weight!r}) must be a finite number of at least 0."
             )
+        object.__setattr__(self, "weight", float(self.weight))  # a number of numpy is no JSON
 
     def draw(self, classes: int, seed: int, mode: int) -> Tensor:
         """The eta of one mode, `[K]`."""
