@@ -50,7 +50,9 @@ def test_chunks_change_no_draw(noise: str, chunk: int) -> None:
     bnn = moved(noise=noise)
     expected = bnn.predict(X, samples=4, seed=2, keep_members=True).members
     assert expected is not None
-    chunked = bnn.predict(X, samples=4, seed=2, keep_members=True, chunk=chunk).members
+    chunked = bnn.predict(
+        X, samples=4, seed=2, keep_members=True, plan=abnn.Plan(draws=chunk)
+    ).members
     torch.testing.assert_close(chunked, expected)
 
 
@@ -121,7 +123,7 @@ def test_predict_needs_no_gradients_and_leaves_none() -> None:
         ({"samples": 0}, "samples=0"),
         ({"samples": 2.0}, "samples=2.0"),
         ({"samples": True}, "samples=True"),
-        ({"chunk": 0}, "chunk=0"),
+        ({"plan": 4}, "plan=4 is not an abnn.Plan"),
         ({"seed": 0.5}, "seed=0.5"),
         ({"modes": [3]}, "0 to 2"),
         ({"modes": []}, "0 to 2"),
@@ -347,6 +349,6 @@ def test_memory_does_not_grow_with_the_number_of_samples() -> None:
     bnn, sizes = abnn.convert(cnn(), modes=1), []
     for samples in (8, 64):
         with Largest() as largest:
-            bnn.predict(torch.randn(4, 3, 8, 8), samples=samples, chunk=4)
+            bnn.predict(torch.randn(4, 3, 8, 8), samples=samples, plan=abnn.Plan(draws=4))
         sizes.append(largest.elements)
     assert sizes[0] == sizes[1]

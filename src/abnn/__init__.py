@@ -6,6 +6,7 @@ from abnn.draws import Draw
 from abnn.evaluate import Evaluation, evaluate
 from abnn.fit import fit
 from abnn.model import ABNN
+from abnn.plan import Plan
 from abnn.prediction import Prediction
 from abnn.prior import RandomPrior
 from abnn.recipe import Recipe
@@ -19,6 +20,7 @@ __all__ = [
     "Evaluation",
     "FitResult",
     "Inspection",
+    "Plan",
     "Prediction",
     "RandomPrior",
     "Recipe",

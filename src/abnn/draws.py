@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from numbers import Integral
 from typing import Any, TypeVar
 
@@ -57,9 +59,45 @@ def channel_noise(draw: Draw, sizes: Sequence[int]) -> list[Tensor]:
     >>> [eps.shape for eps in channel_noise(Draw(0, 0, 0), [4, 6])]
     [torch.Size([4]), torch.Size([6])]
     """
-    rng = generator(draw.stream, draw.seed, draw.mode, draw.index)
-    flat = torch.from_numpy(rng.standard_normal(sum(sizes), dtype=np.float32))
-    return list(flat.split(list(sizes)))
+    return list(noise_matrix((draw,), sum(sizes))[0].split(list(sizes)))
+
+
+# Predictions with the same seed ask for the same noise again and again.
+_KEPT_NUMBERS = 2**20
+
+
+def noise_matrix(draws: Sequence[Draw], size: int) -> Tensor:
+    """The channel noise of several draws, a row each; not to be written to.
+
+    >>> noise_matrix([Draw(0, 0, 0), Draw(0, 1, 0)], 10).shape
+    torch.Size([2, 10])
+    """
+    if len(draws) * size > _KEPT_NUMBERS:
+        return untraced(_noise_matrix, draws, size)
+    return untraced(_kept_noise_matrix, tuple(draws), size)
+
+
+def _noise_matrix(draws: Sequence[Draw], size: int) -> Tensor:
+    noise = np.empty((len(draws), size), dtype=np.float32)
+    for row, draw in zip(noise, draws, strict=True):
+        rng = generator(draw.stream, draw.seed, draw.mode, draw.index)
+        rng.standard_normal(dtype=np.float32, out=row)
+    return torch.from_numpy(noise)
+
+
+_kept_noise_matrix = lru_cache(maxsize=4)(_noise_matrix)
+
+
+def untraced(function: Callable[..., T], *args: Any) -> T:
+    """Call a function that `torch.compile` should not look into.
+
+    >>> untraced(max, 1, 2)
+    2
+    """
+    # Dynamo's own decorator would load all of it, which takes longer than the rest of abnn.
+    dynamo = sys.modules.get("torch._dynamo")
+    result: T = function(*args) if dynamo is None else dynamo.disable(function)(*args)
+    return result
 
 
 def local_noise(draw: Draw, layer: int, shape: Sequence[int]) -> Tensor:

@@ -38,6 +38,7 @@ class Form:
         statistics: whether it keeps running statistics that follow the training data.
         coupled: whether its output for one example depends on the others of the batch.
         tail: names of the children that run after the affine map.
+        affine: whether, with its running statistics, it is `tail(x * scale + shift)`, nothing more.
     """
 
     family: str
@@ -49,6 +50,7 @@ class Form:
     statistics: bool = False
     coupled: bool = False
     tail: tuple[str, ...] = ()
+    affine: bool = False
 
     def view(self, bank: Tensor, ndim: int) -> Tensor:
         """Shape `[G, *shape]` so that it broadcasts against G groups of `ndim`-dimensional input.
@@ -118,7 +120,9 @@ def form_of(layer: nn.Module) -> Form | LeftAlone:
         coupled=isinstance(layer, _BatchNorm) and not tracked,
         tail=tuple(n for n in TAIL_NAMES if isinstance(layer._modules.get(n), nn.Module)),
     )
-    return form if _is_torch_forward(layer) else _probe(layer, form)
+    if type(layer).forward in _TORCH_FORWARDS:
+        return replace(form, affine=tracked)
+    return _probe(layer, form)
 
 
 _TORCH_FORWARDS = (
@@ -129,15 +133,6 @@ _TORCH_FORWARDS = (
     nn.GroupNorm.forward,
     nn.RMSNorm.forward,
 )
-
-
-def _is_torch_forward(layer: nn.Module) -> bool:
-    return type(layer).forward in _TORCH_FORWARDS
-
-
-def has_affine_form(layer: nn.Module, form: Form) -> bool:
-    """Whether, with its running statistics, the layer is `x * scale + shift` and nothing more."""
-    return form.statistics and _is_torch_forward(layer)
 
 
 def _family(layer: nn.Module) -> str:
@@ -230,11 +225,23 @@ def _probe_with(layer: nn.Module, form: Form, x: Tensor) -> Form | LeftAlone | N
         except RuntimeError:  # the shapes do not broadcast: not this axis
             continue
         if expected.shape == y.shape and torch.allclose(expected, y, rtol=1e-4, atol=1e-4):
-            return fitted
+            return replace(fitted, affine=form.statistics and _is_affine(layer, x, x_hat))
     if not is_norm(layer):
         return LeftAlone("its output is not a normalised input times its weight")
     # It does scale by its weight, but what follows is not linear: a draw at a time still works.
     return replace(form, offset=offset, axis=None)
+
+
+def _is_affine(layer: nn.Module, x: Tensor, x_hat: Tensor) -> bool:
+    """Whether the layer normalises by its running statistics, as torch's own batch norm does."""
+    assert isinstance(layer, _NormBase)
+    assert layer.running_mean is not None
+    assert layer.running_var is not None
+    if x.ndim < 2 or x.shape[1] != len(layer.running_mean):
+        return False
+    shape = (1, -1, *[1] * (x.ndim - 2))
+    mean, var = layer.running_mean.reshape(shape), layer.running_var.reshape(shape)
+    return torch.allclose((x - mean) * (var + layer.eps).rsqrt(), x_hat, rtol=1e-4, atol=1e-4)
 
 
 def _axes(shape: torch.Size) -> tuple[Literal["channel", "trailing"], ...]:

@@ -57,6 +57,48 @@ def head(inputs: Inputs, rows: int) -> Inputs:
     return _map_batched(inputs, lambda t: t[:rows])
 
 
+def pieces(inputs: Inputs, rows: int | None) -> Iterator[Inputs]:
+    """The batch in consecutive pieces of at most so many examples; None leaves it whole.
+
+    >>> [piece[0].shape for piece in pieces(torch.zeros(5, 2), 3)]
+    [torch.Size([3, 2]), torch.Size([2, 2])]
+    """
+    B = first_tensor(inputs).shape[0]
+    if rows is None or rows >= B:
+        yield inputs
+        return
+    for start in range(0, B, rows):
+        yield _map_batched(inputs, lambda t, start=start: t[start : start + rows])
+
+
+def clone(inputs: Inputs) -> Inputs:
+    """Inputs that a network may write to.
+
+    >>> x = torch.zeros(1)
+    >>> clone(x)[0] is x
+    False
+    """
+    args, kwargs = pytree.tree_map(
+        lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf, arguments(inputs)
+    )
+    return kwargs or args
+
+
+def channels_last(inputs: Inputs) -> Inputs:
+    """Images with the channel as the fastest index; the numbers and shapes stay as they are.
+
+    >>> channels_last(torch.zeros(1, 3, 8, 8))[0].stride()
+    (192, 1, 24, 3)
+    """
+
+    def visit(leaf: Any) -> Any:
+        image = isinstance(leaf, Tensor) and leaf.ndim == 4
+        return leaf.contiguous(memory_format=torch.channels_last) if image else leaf
+
+    args, kwargs = pytree.tree_map(visit, arguments(inputs))
+    return kwargs or args
+
+
 def _map_batched(inputs: Inputs, change: Any) -> Inputs:
     B = first_tensor(inputs).shape[0]
 

@@ -10,20 +10,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from abnn.draws import Draw, chunks, plan, whole_number
-from abnn.folding import first_tensor
+from abnn.draws import Draw, whole_number
+from abnn.draws import plan as all_draws
+from abnn.layout import ChannelsLast
 from abnn.norm import BayesNorm, Noise, make_plain
 from abnn.outputs import Inputs, Output, call
-from abnn.prediction import Prediction, PredictionStream
-from abnn.sampling import Sampler
+from abnn.plan import Plan
+from abnn.prediction import Prediction
+from abnn.sampling import Folding, Sampler
 from abnn.surgery import twin
 
 Stats = Literal["per_mode", "frozen"]
-
-# Input elements that one folded pass may hold: 27 images of 224 px, 1365 of 32 px.
-_FOLDED_ELEMENTS = 2**22
-# And rows: beyond a few hundred, a larger batch is no faster, only larger.
-_FOLDED_ROWS = 512
 
 
 class ABNN(nn.Module):
@@ -63,9 +60,12 @@ class ABNN(nn.Module):
         self.fitted: dict[str, Any] | None = None
         self._trainable = frozenset(trainable)
         self._training = frozenset(training)
-        self._foldable: dict[Any, bool] = {}
+        self._foldings: dict[Any, Folding | None] = {}
+        self._channels_last = ChannelsLast()
         self._layers = {n: m for n, m in backbone.named_modules() if isinstance(m, BayesNorm)}
         self._disabled = False
+        # Walking through a network takes longer than looking at its modules.
+        self._parts = [self, *backbone.modules()]
         self.eval()
 
     # What it is made of
@@ -108,8 +108,8 @@ class ABNN(nn.Module):
             result: Tensor = call(self.backbone, inputs)
             return result
         seed = int(torch.randint(2**62, ())) if self.training else 0
-        draws = plan(range(self.modes), 1 if self.training else 8, seed)
-        prediction = self._stream(inputs, draws, None, False)
+        draws = all_draws(range(self.modes), 1 if self.training else 8, seed)
+        prediction = self._sampler().predict(inputs, draws, Plan(), False)
         return prediction.log_probs.movedim(1, self.class_dim)
 
     def predict(
@@ -120,7 +120,7 @@ class ABNN(nn.Module):
         seed: int = 0,
         modes: Iterable[int] | None = None,
         keep_members: bool = False,
-        chunk: int | None = None,
+        plan: Plan | None = None,
     ) -> Prediction:
         """Predict with `samples` draws of every mode: the mean over all, and their disagreement.
 
@@ -131,7 +131,7 @@ class ABNN(nn.Module):
             modes: the modes to use; default: all.
             keep_members: keep the probabilities of every draw as `Prediction.members`, mode by
                 mode; otherwise memory does not grow with the number of draws.
-            chunk: draws that run together; 1 runs them one by one. Default: what fits.
+            plan: what runs together, if you know better than the default; see `abnn.Plan`.
 
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
         >>> bnn = abnn.convert(net, modes=2)
@@ -139,10 +139,20 @@ class ABNN(nn.Module):
         torch.Size([8, 5, 3])
         """
         samples = whole_number("samples", samples, least=1)
-        chunk = None if chunk is None else whole_number("chunk", chunk, least=1)
-        draws = plan(self._chosen(modes), samples, whole_number("seed", seed))
+        draws = all_draws(self._chosen(modes), samples, whole_number("seed", seed))
         with torch.no_grad(), self._evaluating():
-            return self._stream(x, draws, chunk, keep_members)
+            return self._sampler().predict(x, draws, Plan() if plan is None else plan, keep_members)
+
+    def plan(self, x: Inputs, samples: int = 8, plan: Plan | None = None) -> Plan:
+        """How `predict` would run on these inputs; what a given plan fixes stays.
+
+        >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
+        >>> abnn.convert(net, modes=2).plan(torch.randn(5, 4), samples=4)
+        Plan(draws=8, examples=5, channels_last=False, trunk=True)
+        """
+        samples = whole_number("samples", samples, least=1)
+        with torch.no_grad(), self._evaluating():
+            return self._sampler().plan(x, samples * self.modes, plan or Plan())
 
     def _chosen(self, modes: Iterable[int] | None) -> list[int]:
         if modes is None:
@@ -153,22 +163,6 @@ class ABNN(nn.Module):
                 f"modes={modes!r} must be some of 0 to {self.modes - 1}, as modes=[0]."
             )
         return [int(mode) for mode in chosen]
-
-    def _stream(
-        self, inputs: Inputs, draws: Sequence[Draw], chunk: int | None, keep_members: bool
-    ) -> Prediction:
-        if chunk is None:
-            x = first_tensor(inputs)
-            # A token is an embedding to come; an image is as large as it gets.
-            elements = x.numel() if x.is_floating_point() else 256 * x.numel()
-            chunk = min(
-                _FOLDED_ELEMENTS // max(1, elements), _FOLDED_ROWS // max(1, x.shape[:1].numel())
-            )
-            chunk = max(1, chunk)
-        stream = PredictionStream(keep_members)
-        for part in chunks(draws, chunk):
-            stream.update(self.logits(inputs, part))
-        return stream.result()
 
     def logits(self, inputs: Inputs, draws: Sequence[Draw]) -> Tensor:
         """Logits of the given draws, `[S, B, K, ...]`, with the classes at dimension 2.
@@ -200,7 +194,8 @@ class ABNN(nn.Module):
             self.noise,
             self.class_dim,
             self.output,
-            self._foldable,
+            self._foldings,
+            self._channels_last,
         )
 
     # The networks inside
@@ -232,7 +227,7 @@ class ABNN(nn.Module):
         assert isinstance(net, ABNN)
         sampler = net._sampler()
         with torch.no_grad():
-            actives = sampler.actives(draws, sampler.channel_noise(draws), batch=1)
+            actives = sampler.weights(draws).of(draws, batch=1)
         for layer, active in zip(net.bayes_layers.values(), actives, strict=True):
             layer.bank.active = active
             make_plain(layer, draw=True)
@@ -322,8 +317,10 @@ class ABNN(nn.Module):
     @contextmanager
     def _evaluating(self) -> Iterator[None]:
         before = self.training
-        self.eval()
+        if any(module.training for module in self._parts):
+            self.eval()
         try:
             yield
         finally:
-            self.train(before)
+            if before:
+                self.train()

@@ -18,13 +18,14 @@ import torch
 from torch import Tensor, nn
 
 from abnn.draws import Draw, local_noise
-from abnn.families import Form, has_affine_form
+from abnn.families import Form
 from abnn.surgery import slot, swapped
+from abnn.trunk import Trunk
 
 Noise = Literal["channel", "example", "element"]
 
 
-def sample_gamma(gamma: Tensor, eps: Tensor, alpha: float, offset: float = 0.0) -> Tensor:
+def sample_gamma(gamma: Tensor, eps: Tensor, alpha: float, offset: float | Tensor = 0.0) -> Tensor:
     """The sampled gamma, `gamma * (1 + alpha * eps)`, in the layer's own terms.
 
     A layer that scales by `offset + weight` has the effective gamma `offset + weight`; noise
@@ -34,6 +35,19 @@ def sample_gamma(gamma: Tensor, eps: Tensor, alpha: float, offset: float = 0.0) 
     tensor([2.6000])
     """
     return gamma + alpha * eps * (offset + gamma)
+
+
+def scale_and_shift(
+    weight: Tensor, bias: Tensor, mean: Tensor, var: Tensor, eps: Tensor | float
+) -> tuple[Tensor, Tensor]:
+    """Batch norm by running statistics as one map: `(x - mu) / sigma * w + b = x * scale + shift`.
+
+    >>> one, two = torch.tensor(1.0), torch.tensor(2.0)
+    >>> scale_and_shift(weight=two, bias=one, mean=one, var=torch.tensor(4.0), eps=0.0)
+    (tensor(1.), tensor(0.))
+    """
+    scale = weight * (var + eps).rsqrt()
+    return scale, torch.addcmul(bias, mean, scale, value=-1)
 
 
 class NotFoldable(Exception):  # noqa: N818  (not an error: the network runs a draw at a time)
@@ -47,22 +61,29 @@ class Active:
     Args:
         draws: the S draws folded into the leading dimension, sample-major.
         weight: sampled gamma of every draw, `[S, *shape]`.
-        bias: beta of every draw, or None.
-        mean, var: running statistics of every draw's mode, or None where modes have none.
         batch: number of examples of one sample.
         noise: what shares a noise value; only "channel" noise is part of `weight`.
         alpha: scale of the noise.
+        bias: beta of every draw, or None.
+        mean, var: running statistics of every draw's mode, or None where modes have none.
+        scale, shift: the whole layer as one map, for a layer that is one with these draws.
+        overwrite: whether the layer's input is of no use to anybody else.
+        trunk: what is the same for all samples, if that runs once.
         called: where a layer that runs leaves its index, if somebody wants to know.
     """
 
     draws: Sequence[Draw]
     weight: Tensor
-    bias: Tensor | None
-    mean: Tensor | None
-    var: Tensor | None
     batch: int
     noise: Noise
     alpha: float
+    bias: Tensor | None = None
+    mean: Tensor | None = None
+    var: Tensor | None = None
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+    overwrite: bool = False
+    trunk: Trunk | None = None
     called: set[int] | None = None
 
 
@@ -154,22 +175,29 @@ class BayesNorm(nn.Module):
         S = len(active.weight)
         if S == 1:  # the network that runs this draw has loaded it into the layer
             return self._original(x, *args, **kwargs)
-        if args or kwargs or x.ndim < 2 or x.shape[0] % S:
+        trunk = active.trunk
+        shared = trunk is not None and trunk.ends_at(self.bank.index, x)
+        if args or kwargs or x.ndim < 2 or (x.shape[0] % S and not shared):
             raise NotFoldable
-        if has_affine_form(self, form) and not self.training:
-            return self._affine_with_statistics(x)
-        if self.bank.mean is not None or form.coupled or form.axis is None:
+        if active.scale is not None:
+            y = self._tail(_affine(form, x, active.scale, active.shift, shared, active.overwrite))
+        elif self.bank.mean is not None or form.coupled or form.axis is None:
             groups = []
-            for s, group in enumerate(x.chunk(S)):
+            for s, group in enumerate([x] * S if shared else x.chunk(S)):
                 with self.loaded(s):
                     groups.append(self._original(group))
-            return torch.cat(groups)
-        # Samples differ only after normalisation, so all are normalised in one call.
-        unit = torch.full_like(active.weight[0], 1 - form.offset)
-        values = self._weights(unit, None if active.bias is None else torch.zeros_like(unit))
-        with swapped(self, values | {name: nn.Identity() for name in form.tail}):
-            x_hat = self._original(x)
-        return self._tail(_affine(form, x_hat, form.offset + active.weight, active.bias))
+            y = torch.cat(groups)
+        else:
+            # Samples differ only after normalisation, so all are normalised in one call.
+            unit = torch.full_like(active.weight[0], 1 - form.offset)
+            values = self._weights(unit, None if active.bias is None else torch.zeros_like(unit))
+            with swapped(self, values | {name: nn.Identity() for name in form.tail}):
+                x_hat = self._original(x)
+            weight = form.offset + active.weight if form.offset else active.weight
+            y = self._tail(_affine(form, x_hat, weight, active.bias, shared, x_hat is not x))
+        if trunk is not None:
+            trunk.branch(y)
+        return y
 
     def _original(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """The layer's own forward, on whatever gamma and beta it holds now."""
@@ -183,16 +211,6 @@ class BayesNorm(nn.Module):
         with swapped(self, values):
             y: Tensor = super().forward(x, *args, **kwargs)
         return y
-
-    def _affine_with_statistics(self, x: Tensor) -> Tensor:
-        active = self.bank.active
-        assert active is not None
-        assert active.bias is not None
-        layer: Any = self  # a batch or instance norm
-        mean = layer.running_mean if active.mean is None else active.mean
-        var = layer.running_var if active.var is None else active.var
-        scale = active.weight * (var + layer.eps).rsqrt()
-        return _affine(self.bank.form, x, scale, active.bias - mean * scale)
 
     def _perturb(self, y: Tensor) -> Tensor:
         """Noise per example or per activation: `beta + (y - beta) * (1 + alpha * eps)`."""
@@ -276,17 +294,29 @@ class BayesNorm(nn.Module):
         return _rebuild, (original_class(self),), self.__dict__.copy()
 
 
-def _affine(form: Form, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """`x * weight + bias` for every one of the samples folded into x."""
-    samples: Tensor = x.unflatten(0, (len(weight), -1))
+def _affine(
+    form: Form, x: Tensor, weight: Tensor, bias: Tensor | None, shared: bool, overwrite: bool
+) -> Tensor:
+    """`x * weight + bias` for every one of the samples folded into x.
+
+    Args:
+        shared: whether x is the same for all samples, and holds it once.
+        overwrite: whether the result may take the place of x.
+    """
+    S = len(weight)
+    samples = x[None] if shared else x.view(S, len(x) // S, *x.shape[1:])
     weight = form.view(weight, x.ndim)
+    bias = None if bias is None else form.view(bias, x.ndim)
+    same = samples.dtype == weight.dtype and (bias is None or bias.dtype == weight.dtype)
+    if not same:
+        y = samples * weight if bias is None else samples * weight + bias
+        return y.flatten(0, 1).to(x.dtype)
+    out = samples if overwrite and not shared and not torch.is_grad_enabled() else None
     if bias is None:
-        y = samples * weight
+        y = torch.mul(samples, weight, out=out)
     else:
-        bias = form.view(bias, x.ndim)
-        same = samples.dtype == weight.dtype == bias.dtype
-        y = torch.addcmul(bias, samples, weight) if same else samples * weight + bias
-    return y.flatten(0, 1).to(x.dtype)
+        y = torch.addcmul(bias, samples, weight, out=out)
+    return x if out is not None else y.flatten(0, 1)
 
 
 _BAYES_CLASSES: dict[type[nn.Module], type[BayesNorm]] = {}
@@ -352,7 +382,7 @@ def activated(layers: Sequence[BayesNorm], actives: Sequence[Active]) -> Iterato
     with ExitStack() as stack:
         stack.callback(_deactivate, layers)
         for layer, active in zip(layers, actives, strict=True):
-            layer.bank.active = active
+            _set_active(layer, active)
             if len(active.draws) == 1:
                 stack.enter_context(layer.loaded(0))
         yield
@@ -360,4 +390,9 @@ def activated(layers: Sequence[BayesNorm], actives: Sequence[Active]) -> Iterato
 
 def _deactivate(layers: Sequence[BayesNorm]) -> None:
     for layer in layers:
-        layer.bank.active = None
+        _set_active(layer, None)
+
+
+def _set_active(layer: BayesNorm, active: Active | None) -> None:
+    # Modules look at what is set on them, which takes longer than all else here.
+    object.__setattr__(layer.bank, "active", active)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -96,6 +98,31 @@ epistemic 0.603)
         stream.update(logits)
         return stream.result()
 
+    @classmethod
+    def cat(cls, parts: Sequence[Prediction]) -> Prediction:
+        """The prediction of several batches as one; all have the same members.
+
+        >>> one = Prediction.from_logits(torch.zeros(3, 1, 2))
+        >>> Prediction.cat([one, one]).probs.shape
+        torch.Size([2, 2])
+        """
+        if len({part.samples_used for part in parts}) != 1:
+            raise ValueError("Predictions with different numbers of samples can't be one.")
+
+        def joined(name: str, dim: int = 0) -> Any:
+            values = [getattr(part, name) for part in parts]
+            return None if any(value is None for value in values) else torch.cat(values, dim)
+
+        return cls(
+            log_probs=joined("log_probs"),
+            aleatoric=joined("aleatoric"),
+            variation_ratio=joined("variation_ratio"),
+            max_logit=joined("max_logit"),
+            energy=joined("energy"),
+            samples_used=parts[0].samples_used,
+            members=joined("members", 1),
+        )
+
 
 class PredictionStream:
     """Builds a `Prediction` from members that arrive in chunks; memory does not grow with S.
@@ -132,8 +159,8 @@ class PredictionStream:
             self._aleatoric = self._aleatoric + aleatoric
             self._max_logit = self._max_logit + max_logit
             self._energy = self._energy + energy
-        for label in log_probs.argmax(2, keepdim=True):
-            self._votes.scatter_add_(1, label, torch.ones_like(label, dtype=self._votes.dtype))
+        labels = log_probs.argmax(2).movedim(0, 1)
+        self._votes.scatter_add_(1, labels, torch.ones_like(labels, dtype=self._votes.dtype))
         if self.keep_members:
             self._members.append(probs)
         self.count += len(logits)

@@ -9,20 +9,62 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from abnn.draws import Draw, channel_noise
-from abnn.folding import agree, any_half, first_tensor, head, no_fused_encoder, repeat, signature
-from abnn.norm import Active, BayesNorm, Noise, NotFoldable, activated, sample_gamma
+from abnn.draws import Draw, chunks, noise_matrix, untraced
+from abnn.folding import (
+    agree,
+    any_half,
+    channels_last,
+    clone,
+    first_tensor,
+    head,
+    no_fused_encoder,
+    pieces,
+    repeat,
+    signature,
+)
+from abnn.layout import ChannelsLast, has_images
+from abnn.norm import BayesNorm, Noise, NotFoldable, activated
 from abnn.outputs import Inputs, Output, call, logits_of
+from abnn.plan import Plan, rows_of
+from abnn.prediction import Prediction, PredictionStream
+from abnn.survey import Survey, share_of_trunk, survey
+from abnn.trunk import Trunk, WatchedTrunk
+from abnn.weights import Weights
 
 # Draws are handed to the layers of a network, so two threads can't run one network at once.
 _RUNNING = threading.RLock()
+
+# Numbers of each kind that the weights of a prediction's draws may hold at once.
+_KEPT_WEIGHTS = 2**20
+
+# A trunk that must be watched is worth the watching when it is this much of the network.
+_WORTH_WATCHING = 0.05
+
+
+@dataclass(frozen=True)
+class Folding:
+    """How several draws share a pass, so that they equal draws that run one by one.
+
+    Args:
+        survey: what the network showed of itself.
+        channels_last: whether images are laid out channels last.
+        overwrite: the Bayesian layers that may overwrite their input.
+        trunk: the Bayesian layers at which the trunk ends, if it runs once.
+        watched: whether the trunk meets the branches again.
+    """
+
+    survey: Survey
+    channels_last: bool = False
+    overwrite: frozenset[int] = frozenset()
+    trunk: frozenset[int] | None = None
+    watched: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +75,8 @@ class Sampler:
         backbone: the network.
         layers: its Bayesian norms by name, in the order of their noise.
         alpha, noise, class_dim, output: as of `abnn.convert`.
-        foldable: what is known of kinds of input: whether several draws can share a batch.
+        foldings: what is known of kinds of input: how draws can share a pass, None if they can't.
+        channels_last: the weights of convolutions in that order.
     """
 
     backbone: nn.Module
@@ -42,67 +85,118 @@ class Sampler:
     noise: Noise
     class_dim: int
     output: Output | None
-    foldable: dict[Any, bool]
+    foldings: dict[Any, Folding | None]
+    channels_last: ChannelsLast
+
+    # What a prediction runs
+
+    def predict(
+        self, inputs: Inputs, draws: Sequence[Draw], plan: Plan, keep_members: bool
+    ) -> Prediction:
+        """The prediction of the draws, in passes as planned."""
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan={plan!r} is not an abnn.Plan; write plan=abnn.Plan(draws=4).")
+        _check_examples(inputs)
+        with _RUNNING:
+            folding = self._folding(inputs) if len(draws) > 1 else None
+            plan = self._completed(plan, inputs, len(draws), folding)
+            folding = folding and _restricted(folding, plan)
+            assert plan.draws is not None
+            groups = list(chunks(draws, plan.draws))
+            weights = self._shared_weights(draws) if folding else None
+            parts = []
+            for piece in pieces(inputs, plan.examples):
+                stream = PredictionStream(keep_members)
+                for group in groups:
+                    stream.update(self._logits(piece, group, folding, weights))
+                parts.append(stream.result())
+        return parts[0] if len(parts) == 1 else Prediction.cat(parts)
+
+    def plan(self, inputs: Inputs, draws: int, plan: Plan) -> Plan:
+        """The plan of a prediction, with nothing left to choose."""
+        _check_examples(inputs)
+        with _RUNNING:
+            folding = self._folding(inputs) if draws > 1 else None
+            return self._completed(plan, inputs, draws, folding)
 
     def logits(self, inputs: Inputs, draws: Sequence[Draw]) -> Tensor:
         """Logits of the draws, `[S, B, K, ...]`: together where that is right, else one by one."""
-        first = first_tensor(inputs)
-        if first.ndim == 0 or first.shape[0] == 0:
-            raise ValueError(
-                f"The input has shape {tuple(first.shape)}: there is no example in it."
-            )
+        _check_examples(inputs)
         with _RUNNING:
-            if self.noise == "example" and not self.is_foldable(inputs):
-                raise ValueError(
-                    "noise='example' needs norms that see the batch as their leading dimension, "
-                    "which this network's do not; use noise='channel'."
-                )
-            noise = self.channel_noise(draws)
-            if len(draws) > 1 and self._check_foldable(inputs):
-                try:
-                    return self._together(inputs, draws, noise)
-                except NotFoldable:  # inputs of this kind were fine so far, these are not
-                    self.foldable[signature(inputs)] = False
-            return self._one_by_one(inputs, draws, noise)
+            folding = self._folding(inputs) if len(draws) > 1 else None
+            return self._logits(inputs, draws, folding)
 
-    def channel_noise(self, draws: Sequence[Draw]) -> list[Tensor]:
-        """For every layer the noise of all draws, `[S, *shape]`; zero where it is not per draw."""
-        shapes = [layer.bank.form.shape for layer in self.layers.values()]
-        if self.noise != "channel":
-            return [torch.zeros(len(draws), *shape) for shape in shapes]
-        rows = [channel_noise(draw, [shape.numel() for shape in shapes]) for draw in draws]
-        stacked = (torch.stack(column) for column in zip(*rows, strict=True))
-        return [e.reshape(len(draws), *shape) for e, shape in zip(stacked, shapes, strict=True)]
-
-    def actives(
+    def _logits(
         self,
+        inputs: Inputs,
         draws: Sequence[Draw],
-        noise: Sequence[Tensor],
-        batch: int,
-        called: set[int] | None = None,
-    ) -> list[Active]:
-        """For every layer what it is to run with; `called` gathers the layers that ran."""
-        modes = [draw.mode for draw in draws]
-        actives = []
-        for layer, eps in zip(self.layers.values(), noise, strict=True):
-            bank = layer.bank
-            gamma = bank.gamma[modes]
-            weight = sample_gamma(gamma, eps.to(gamma), self.alpha, bank.form.offset)
-            bias, mean, var = (
-                None if rows is None else rows[modes] for rows in (bank.beta, bank.mean, bank.var)
+        folding: Folding | None,
+        weights: Weights | None = None,
+    ) -> Tensor:
+        if self.noise == "example" and not self.is_foldable(inputs):
+            raise ValueError(
+                "noise='example' needs norms that see the batch as their leading dimension, "
+                "which this network's do not; use noise='channel'."
             )
-            actives.append(
-                Active(draws, weight, bias, mean, var, batch, self.noise, self.alpha, called)
-            )
-        return actives
+        if len(draws) > 1 and folding is not None:
+            try:
+                return self._together(inputs, draws, folding, weights or self.weights(draws))
+            except NotFoldable:  # inputs of this kind were fine so far, these are not
+                self.foldings[_kind(inputs)] = None
+        return self._one_by_one(inputs, draws)
 
-    def _one_by_one(self, inputs: Inputs, draws: Sequence[Draw], noise: Sequence[Tensor]) -> Tensor:
+    def _completed(self, plan: Plan, inputs: Inputs, draws: int, folding: Folding | None) -> Plan:
+        x = first_tensor(inputs)
+        B = len(x)
+        if folding is None:
+            return Plan(1, B, False, False)
+        # The noise of an example is a matter of its place in the batch, but for channel noise.
+        apart = self.noise == "channel"
+        if plan.examples is not None and plan.examples < B and not apart:
+            raise ValueError(
+                f"Plan(examples={plan.examples}) would split the batch, and with noise="
+                f"{self.noise!r} an example's noise depends on its place in it; leave it out."
+            )
+        rows = rows_of(folding.survey, x)
+        if plan.draws is None:
+            share = rows // (plan.examples or (1 if apart else B))
+            plan = replace(plan, draws=max(1, min(draws, share)))
+        assert plan.draws is not None
+        if plan.examples is None:
+            plan = replace(plan, examples=min(B, max(1, rows // plan.draws)) if apart else B)
+        alone = plan.draws == 1
+        chosen = not alone and folding.channels_last and plan.channels_last is not False
+        shared = not alone and folding.trunk is not None and plan.trunk is not False
+        return replace(plan, channels_last=chosen, trunk=shared)
+
+    def weights(self, draws: Sequence[Draw], eps: Tensor | None = None) -> Weights:
+        """What the layers run with for these draws; `eps` is the noise if not theirs."""
+        eps = self.channel_noise(draws) if eps is None else eps
+        return Weights(list(self.layers.values()), draws, eps, self.alpha, self.noise)
+
+    def _shared_weights(self, draws: Sequence[Draw]) -> Weights | None:
+        """The weights of all draws, for all passes of a prediction, unless they are too many."""
+        size = sum(layer.bank.form.shape.numel() for layer in self.layers.values())
+        return self.weights(draws) if len(draws) * size <= _KEPT_WEIGHTS else None
+
+    def channel_noise(self, draws: Sequence[Draw]) -> Tensor:
+        """The noise of all layers side by side, a row a draw; zero where it is not per draw."""
+        size = sum(layer.bank.form.shape.numel() for layer in self.layers.values())
+        if self.noise != "channel":
+            return torch.zeros(len(draws), size)
+        return noise_matrix(draws, size)
+
+    def _one_by_one(
+        self, inputs: Inputs, draws: Sequence[Draw], eps: Tensor | None = None
+    ) -> Tensor:
         """One pass a draw, each of the original network with this draw's weights."""
         B, logits = first_tensor(inputs).shape[0], []
+        layers = list(self.layers.values())
         for s, draw in enumerate(draws):
-            actives = self.actives([draw], [eps[s : s + 1] for eps in noise], B)
-            with activated(list(self.layers.values()), actives):
-                result = call(self.backbone, inputs)
+            weights = self.weights([draw], None if eps is None else eps[s : s + 1])
+            with activated(layers, weights.of([draw], B)):
+                # A network that writes to its input would hand the next draw what it left.
+                result = call(self.backbone, clone(inputs) if len(draws) > 1 else inputs)
             logits.append(logits_of(result, self.output, self.class_dim))
         return torch.stack(logits)
 
@@ -110,85 +204,173 @@ class Sampler:
         self,
         inputs: Inputs,
         draws: Sequence[Draw],
-        noise: Sequence[Tensor],
+        folding: Folding,
+        weights: Weights,
         called: set[int] | None = None,
     ) -> Tensor:
-        """One pass over S copies of the inputs, sample-major."""
+        """One pass over all draws, folded sample-major into the batch."""
         B, S = first_tensor(inputs).shape[0], len(draws)
-        actives = self.actives(draws, noise, B, called)
-        with activated(list(self.layers.values()), actives), no_fused_encoder():
-            result = call(self.backbone, repeat(inputs, S))
+        actives = weights.of(draws, B, called)
+        trunk: Trunk | None = None
+        if folding.watched:
+            trunk = WatchedTrunk(B, S)
+        elif folding.trunk is not None:
+            trunk = Trunk(folding.trunk)
+        for layer, active in zip(self.layers.values(), actives, strict=True):
+            active.trunk = trunk
+            active.overwrite = layer.bank.index in folding.overwrite
+        with ExitStack() as stack:
+            if folding.channels_last:
+                inputs = channels_last(inputs)
+                stack.enter_context(self.channels_last.weights(self.backbone))
+            if trunk is None:
+                inputs = repeat(inputs, S)
+            elif folding.survey.writes_input:
+                inputs = clone(inputs)
+            stack.enter_context(activated(list(self.layers.values()), actives))
+            stack.enter_context(no_fused_encoder())
+            if isinstance(trunk, WatchedTrunk):
+                stack.enter_context(trunk)
+                inputs = trunk.plant(inputs)
+            result = call(self.backbone, inputs)
         logits = logits_of(result, self.output, self.class_dim)
         if logits.shape[0] % S:
             raise NotFoldable
         members: Tensor = logits.unflatten(0, (S, -1))
         return members
 
-    # Whether draws can share a batch
+    # Whether, and how, draws can share a pass
 
     def is_foldable(self, inputs: Inputs) -> bool:
         """Whether several draws can run as one larger batch: see `ABNN.is_foldable`."""
-        key = signature(inputs)
-        if key not in self.foldable:
-            # With strong noise a mistake is far larger than rounding.
-            probe = replace(self, alpha=0.3, noise="channel")
-            with torch.no_grad(), _evaluating(self.layers.values()):
-                verdict = probe._try_folding(inputs)
-            if verdict is None:
-                return False
-            self.foldable[key] = verdict
-        return self.foldable[key]
+        return self._find_folding(inputs) is not None
 
-    def _check_foldable(self, inputs: Inputs) -> bool:
-        """As `is_foldable`, but says so the first time it is not."""
-        known = signature(inputs) in self.foldable
-        foldable = self.is_foldable(inputs)
-        if not known and not foldable and signature(inputs) in self.foldable:
+    def _folding(self, inputs: Inputs) -> Folding | None:
+        """How draws share a pass, or None; says so the first time that they can't."""
+        known = _kind(inputs) in self.foldings
+        folding = self._find_folding(inputs)
+        if not known and folding is None and _kind(inputs) in self.foldings:
             warnings.warn(
                 "Draws of this network can't share a batch: its batch is not the leading "
                 "dimension, it mixes examples, or it uses a norm's weight without calling the "
                 "norm. Predictions are right, but run one draw at a time; a batch-first version "
                 "of the network would be faster.",
-                stacklevel=6,  # the caller of predict
+                stacklevel=5,  # the caller of predict
             )
-        return foldable
+        return folding
 
-    def _try_folding(self, inputs: Inputs) -> bool | None:
-        """Whether folding is right; None if outputs that are not finite do not tell."""
+    def _find_folding(self, inputs: Inputs) -> Folding | None:
+        kind = _kind(inputs)
+        if kind not in self.foldings:
+            # With strong noise a mistake is far larger than rounding.
+            probe = replace(self, alpha=0.3, noise="channel")
+            with torch.no_grad(), _evaluating(self.layers.values()):
+                found, certain = untraced(probe._try_foldings, clone(inputs))
+            if not certain:
+                return None
+            self.foldings[kind] = found
+        return self.foldings[kind]
+
+    def _try_foldings(self, inputs: Inputs) -> tuple[Folding | None, bool]:
+        """The first folding that is right; not certain where outputs are not finite."""
         if first_tensor(inputs).shape[0] > 2:
             try:
-                return self._folding_is_right(head(inputs, 2))
+                return self._right_folding(head(inputs, 2))
             except Exception:  # a network may not take fewer rows: all of them, then
                 pass
-        return self._folding_is_right(inputs)
+        return self._right_folding(inputs)
 
-    def _folding_is_right(self, inputs: Inputs) -> bool | None:
+    def _right_folding(self, inputs: Inputs) -> tuple[Folding | None, bool]:
         modes = len(next(iter(self.layers.values())).bank.gamma)
         draws = [Draw(0, index % modes, index, "probe") for index in range(3)]
-        noise = self.channel_noise(draws)
-        one_by_one = self._one_by_one(inputs, draws, noise)
+        one_by_one = self._one_by_one(inputs, draws)
         if not one_by_one.isfinite().all():
-            return None
-        called: set[int] = set()
-        try:
-            together = self._together(inputs, draws, noise, called)
-        except Exception:  # whatever the network says to a batch three times as large
-            return False
-        if self._is_bypassed(inputs, draws[:1], noise, called):
-            return False
+            return None, False
+        weights = self.weights(draws)
+        with activated(list(self.layers.values()), weights.of(draws[:1], batch=1)):
+            seen = survey(self.backbone, self.layers, clone(inputs))
         leaves = (*self.backbone.parameters(), *self.backbone.buffers(), first_tensor(inputs))
-        return agree(together, one_by_one, any_half(leaves))
+        half = any_half(leaves)
+        for folding in self._candidates(seen, inputs, draws, weights):
+            called: set[int] = set()
+            try:
+                together = self._together(clone(inputs), draws, folding, weights, called)
+            except Exception:  # whatever the network says to a batch three times as large
+                continue
+            if agree(together, one_by_one, half) and not self._is_bypassed(inputs, draws, called):
+                return folding, True
+        return None, True
 
-    def _is_bypassed(
-        self, inputs: Inputs, draw: Sequence[Draw], noise: Sequence[Tensor], called: set[int]
-    ) -> bool:
+    def _candidates(
+        self, seen: Survey, inputs: Inputs, draws: Sequence[Draw], weights: Weights
+    ) -> Iterator[Folding]:
+        """Ways to fold, the fastest first; which are right is another question."""
+        images = has_images(self.backbone, first_tensor(inputs))
+        trunk, watched = self._trunk(inputs, draws, weights)
+        fastest = Folding(seen, images, seen.owned, trunk, watched)
+        tried = []
+        for folding in (
+            fastest,
+            replace(fastest, channels_last=False),
+            replace(fastest, trunk=None, watched=False),
+            Folding(seen),
+        ):
+            if folding not in tried:
+                tried.append(folding)
+                yield folding
+
+    def _trunk(
+        self, inputs: Inputs, draws: Sequence[Draw], weights: Weights
+    ) -> tuple[frozenset[int] | None, bool]:
+        """The layers at which the trunk ends, and whether it has to be watched."""
+        B, layers = first_tensor(inputs).shape[0], list(self.layers.values())
+        trunk = WatchedTrunk(B, len(draws))
+        actives = weights.of(draws, B)
+        for active in actives:
+            active.trunk = trunk
+        try:
+            with activated(layers, actives), no_fused_encoder(), trunk:
+                call(self.backbone, trunk.plant(clone(inputs)))
+            if trunk.meetings == 0:
+                return frozenset(trunk.found), False
+            with activated(layers, weights.of(draws[:1], B)):
+                share = share_of_trunk(self.backbone, self.layers, clone(inputs))
+        except Exception:  # whatever a network does with tensors of two sizes
+            return None, False
+        return (frozenset(), True) if share >= _WORTH_WATCHING else (None, False)
+
+    def _is_bypassed(self, inputs: Inputs, draws: Sequence[Draw], called: set[int]) -> bool:
         """Whether a norm that was not called changes the output all the same."""
-        if len(called) == len(noise):
+        if len(called) == len(self.layers):
             return False
-        only_uncalled = [0 * eps if i in called else eps for i, eps in enumerate(noise)]
-        moved = self._one_by_one(inputs, draw, only_uncalled)
-        still = replace(self, alpha=0.0)._one_by_one(inputs, draw, only_uncalled)
+        eps = self.channel_noise(draws[:1]).clone()
+        columns = eps.split([layer.bank.form.shape.numel() for layer in self.layers.values()], 1)
+        for layer, column in zip(self.layers.values(), columns, strict=True):
+            if layer.bank.index in called:
+                column.zero_()
+        moved = self._one_by_one(inputs, draws[:1], eps)
+        still = replace(self, alpha=0.0)._one_by_one(inputs, draws[:1], eps)
         return not torch.equal(moved, still)
+
+
+def _kind(inputs: Inputs) -> tuple[Any, ...]:
+    # While fitting, layers have hooks of our own, and nothing may be overwritten.
+    return *signature(inputs), torch.is_grad_enabled()
+
+
+def _restricted(folding: Folding, plan: Plan) -> Folding:
+    """The folding with what a plan forbids left out."""
+    if not plan.channels_last:
+        folding = replace(folding, channels_last=False)
+    if not plan.trunk:
+        folding = replace(folding, trunk=None, watched=False)
+    return folding
+
+
+def _check_examples(inputs: Inputs) -> None:
+    first = first_tensor(inputs)
+    if first.ndim == 0 or first.shape[0] == 0:
+        raise ValueError(f"The input has shape {tuple(first.shape)}: there is no example in it.")
 
 
 @contextmanager

@@ -1,0 +1,70 @@
+"""Channels last: the order of an image's numbers that convolutions on a CPU are fastest with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from abnn.surgery import swapped
+
+
+def has_images(net: nn.Module, x: Tensor) -> bool:
+    """Whether a network on the CPU gets images and has convolutions for them.
+
+    >>> has_images(nn.Conv2d(3, 8, 3), torch.zeros(1, 3, 8, 8))
+    True
+    """
+    return x.ndim == 4 and x.device.type == "cpu" and any(True for _ in _convolutions(net))
+
+
+def _convolutions(net: nn.Module) -> Iterator[nn.Module]:
+    for module in net.modules():
+        weight = module._parameters.get("weight")
+        if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) and weight is not None:
+            yield module
+
+
+class ChannelsLast:
+    """Copies of the weights of convolutions, made once and again only when weights have changed.
+
+    Networks and their copies share weights; these copies are never shared, nor stored.
+    """
+
+    def __init__(self) -> None:
+        self._net: nn.Module | None = None
+        self._found: list[nn.Module] = []
+        self._copies: dict[nn.Module, tuple[Any, Tensor]] = {}
+
+    @contextmanager
+    def weights(self, net: nn.Module) -> Iterator[None]:
+        """Let the convolutions of a network hold their copies for a while."""
+        with ExitStack() as stack:
+            for module in self._convolutions(net):
+                stack.enter_context(swapped(module, {"weight": self._copy(module)}))
+            yield
+
+    def _convolutions(self, net: nn.Module) -> list[nn.Module]:
+        if self._net is not net:
+            self._net, self._found = net, list(_convolutions(net))
+        return self._found
+
+    def _copy(self, module: nn.Module) -> Tensor:
+        weight: Tensor = module._parameters["weight"]  # type: ignore[assignment]
+        # What is written in place, through whichever network shares it, has another version.
+        version = 0 if weight.is_inference() else weight._version
+        state = (weight.data_ptr(), version, weight.dtype, weight.device)
+        kept = self._copies.get(module)
+        if kept is None or kept[0] != state:
+            kept = (state, weight.detach().contiguous(memory_format=torch.channels_last))
+            self._copies[module] = kept
+        return kept[1]
+
+    def __deepcopy__(self, memo: Any) -> ChannelsLast:
+        return ChannelsLast()
+
+    def __reduce__(self) -> Any:
+        return ChannelsLast, ()
