@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-
-from abnn.surgery import swapped
 
 
 def has_images(net: nn.Module, x: Tensor) -> bool:
@@ -29,10 +27,7 @@ def _convolutions(net: nn.Module) -> Iterator[nn.Module]:
 
 
 class ChannelsLast:
-    """Copies of the weights of convolutions, made once and again only when weights have changed.
-
-    Networks and their copies share weights; these copies are never shared, nor stored.
-    """
+    """Copies of the weights of convolutions, made once and again only when weights have changed."""
 
     def __init__(self) -> None:
         self._net: nn.Module | None = None
@@ -42,10 +37,15 @@ class ChannelsLast:
     @contextmanager
     def weights(self, net: nn.Module) -> Iterator[None]:
         """Let the convolutions of a network hold their copies for a while."""
-        with ExitStack() as stack:
+        held = []
+        try:
             for module in self._convolutions(net):
-                stack.enter_context(swapped(module, {"weight": self._copy(module)}))
+                held.append((module._parameters, module._parameters["weight"]))
+                module._parameters["weight"] = self._copy(module)  # type: ignore[assignment]
             yield
+        finally:
+            for parameters, weight in held:
+                parameters["weight"] = weight
 
     def _convolutions(self, net: nn.Module) -> list[nn.Module]:
         if self._net is not net:
@@ -62,9 +62,3 @@ class ChannelsLast:
             kept = (state, weight.detach().contiguous(memory_format=torch.channels_last))
             self._copies[module] = kept
         return kept[1]
-
-    def __deepcopy__(self, memo: Any) -> ChannelsLast:
-        return ChannelsLast()
-
-    def __reduce__(self) -> Any:
-        return ChannelsLast, ()

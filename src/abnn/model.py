@@ -12,12 +12,11 @@ from torch import Tensor, nn
 
 from abnn.draws import Draw, whole_number
 from abnn.draws import plan as all_draws
-from abnn.layout import ChannelsLast
 from abnn.norm import BayesNorm, Noise, make_plain
 from abnn.outputs import Inputs, Output, call
 from abnn.plan import Plan
 from abnn.prediction import Prediction
-from abnn.sampling import Folding, Sampler
+from abnn.sampling import Known, Sampler
 from abnn.surgery import twin
 
 Stats = Literal["per_mode", "frozen"]
@@ -60,8 +59,7 @@ class ABNN(nn.Module):
         self.fitted: dict[str, Any] | None = None
         self._trainable = frozenset(trainable)
         self._training = frozenset(training)
-        self._foldings: dict[Any, Folding | None] = {}
-        self._channels_last = ChannelsLast()
+        self._known = Known()
         self._layers = {n: m for n, m in backbone.named_modules() if isinstance(m, BayesNorm)}
         self._disabled = False
         # Walking through a network takes longer than looking at its modules.
@@ -194,8 +192,7 @@ class ABNN(nn.Module):
             self.noise,
             self.class_dim,
             self.output,
-            self._foldings,
-            self._channels_last,
+            self._known,
         )
 
     # The networks inside
@@ -227,7 +224,7 @@ class ABNN(nn.Module):
         assert isinstance(net, ABNN)
         sampler = net._sampler()
         with torch.no_grad():
-            actives = sampler.weights(draws).of(draws, batch=1)
+            actives = sampler.weights(draws).of(range(1), batch=1)
         for layer, active in zip(net.bayes_layers.values(), actives, strict=True):
             layer.bank.active = active
             make_plain(layer, draw=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -85,6 +85,18 @@ class Active:
     overwrite: bool = False
     trunk: Trunk | None = None
     called: set[int] | None = None
+    _views: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
+
+    def viewed(self, form: Form, ndim: int) -> tuple[Tensor, Tensor | None]:
+        """Scale and shift of every draw, shaped for an input of so many dimensions."""
+        if ndim not in self._views:
+            scale, shift = self.scale, self.shift
+            if scale is None:
+                scale, shift = self.weight, self.bias
+                scale = form.offset + scale if form.offset else scale
+            shift = None if shift is None else form.view(shift, ndim)
+            self._views[ndim] = form.view(scale, ndim), shift
+        return self._views[ndim]
 
 
 class Bank(nn.Module):
@@ -157,11 +169,12 @@ class BayesNorm(nn.Module):
 
     def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
         """Run the original layer with the weights of the active draws."""
-        active = self.bank.active
+        bank: Bank = self._modules["bank"]  # type: ignore[assignment]  # faster than self.bank
+        active = bank.active
         if active is None:
             return super().forward(x, *args, **kwargs)
         if active.called is not None:
-            active.called.add(self.bank.index)
+            active.called.add(bank.index)
         if active.noise == "channel":
             return self._run(x, *args, **kwargs)
         with swapped(self, {name: nn.Identity() for name in self.bank.form.tail}):
@@ -170,18 +183,21 @@ class BayesNorm(nn.Module):
 
     def _run(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """All samples of x, each with its own weights."""
-        active, form = self.bank.active, self.bank.form
+        bank: Bank = self._modules["bank"]  # type: ignore[assignment]
+        active, form = bank.active, bank.form
         assert active is not None
-        S = len(active.weight)
+        S = len(active.draws)
         if S == 1:  # the network that runs this draw has loaded it into the layer
             return self._original(x, *args, **kwargs)
         trunk = active.trunk
-        shared = trunk is not None and trunk.ends_at(self.bank.index, x)
+        shared = trunk is not None and trunk.ends_at(bank.index, x)
         if args or kwargs or x.ndim < 2 or (x.shape[0] % S and not shared):
             raise NotFoldable
         if active.scale is not None:
-            y = self._tail(_affine(form, x, active.scale, active.shift, shared, active.overwrite))
-        elif self.bank.mean is not None or form.coupled or form.axis is None:
+            scale, shift = active.viewed(form, x.ndim)
+            y = _affine(x, scale, shift, shared, active.overwrite)
+            y = self._tail(y) if form.tail else y
+        elif bank.mean is not None or form.coupled or form.axis is None:
             groups = []
             for s, group in enumerate([x] * S if shared else x.chunk(S)):
                 with self.loaded(s):
@@ -193,8 +209,8 @@ class BayesNorm(nn.Module):
             values = self._weights(unit, None if active.bias is None else torch.zeros_like(unit))
             with swapped(self, values | {name: nn.Identity() for name in form.tail}):
                 x_hat = self._original(x)
-            weight = form.offset + active.weight if form.offset else active.weight
-            y = self._tail(_affine(form, x_hat, weight, active.bias, shared, x_hat is not x))
+            scale, shift = active.viewed(form, x.ndim)
+            y = self._tail(_affine(x_hat, scale, shift, shared, x_hat is not x))
         if trunk is not None:
             trunk.branch(y)
         return y
@@ -295,28 +311,28 @@ class BayesNorm(nn.Module):
 
 
 def _affine(
-    form: Form, x: Tensor, weight: Tensor, bias: Tensor | None, shared: bool, overwrite: bool
+    x: Tensor, scale: Tensor, shift: Tensor | None, shared: bool, overwrite: bool
 ) -> Tensor:
-    """`x * weight + bias` for every one of the samples folded into x.
+    """`x * scale + shift` for every one of the samples folded into x.
 
     Args:
         shared: whether x is the same for all samples, and holds it once.
         overwrite: whether the result may take the place of x.
     """
-    S = len(weight)
-    samples = x[None] if shared else x.view(S, len(x) // S, *x.shape[1:])
-    weight = form.view(weight, x.ndim)
-    bias = None if bias is None else form.view(bias, x.ndim)
-    same = samples.dtype == weight.dtype and (bias is None or bias.dtype == weight.dtype)
-    if not same:
-        y = samples * weight if bias is None else samples * weight + bias
+    B, *rest = x.shape
+    S = scale.shape[0]
+    samples = x[None] if shared else x.view(S, B // S, *rest)
+    if samples.dtype != scale.dtype or (shift is not None and shift.dtype != scale.dtype):
+        y = samples * scale if shift is None else samples * scale + shift
         return y.flatten(0, 1).to(x.dtype)
-    out = samples if overwrite and not shared and not torch.is_grad_enabled() else None
-    if bias is None:
-        y = torch.mul(samples, weight, out=out)
-    else:
-        y = torch.addcmul(bias, samples, weight, out=out)
-    return x if out is not None else y.flatten(0, 1)
+    if overwrite and not shared and not torch.is_grad_enabled():
+        if shift is None:
+            samples.mul_(scale)
+        else:
+            torch.addcmul(shift, samples, scale, out=samples)
+        return x
+    y = samples * scale if shift is None else torch.addcmul(shift, samples, scale)
+    return y.flatten(0, 1)
 
 
 _BAYES_CLASSES: dict[type[nn.Module], type[BayesNorm]] = {}

@@ -21,6 +21,9 @@ _MOST_ROWS = 512
 # residual block, or the four times wider middle of a transformer's.
 _ALIVE = 16
 
+# Memory that is always there.
+_LITTLE_MEMORY = 2**28
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -63,22 +66,26 @@ def rows_of(seen: Survey, x: Tensor) -> int:
     when it is large enough that reading the weights is small beside them. On an accelerator it is
     faster the larger it is, up to a point.
     """
-    fits = _free_bytes(x.device) // 4 // (_ALIVE * seen.row_bytes)
+    wanted = _MOST_ROWS
     if x.device.type == "cpu":
-        cached = _cache_bytes() * torch.get_num_threads() // seen.row_bytes
-        wanted = max(cached, seen.weights // seen.row_elements)
-    else:
-        wanted = _MOST_ROWS
-    return max(1, min(wanted, fits, _MOST_ROWS))
+        cached = _CACHE_BYTES * torch.get_num_threads() // seen.row_bytes
+        wanted = min(wanted, max(cached, seen.weights // seen.row_elements))
+    row = _ALIVE * seen.row_bytes
+    if wanted * row > _LITTLE_MEMORY:  # asking takes time, and most passes need little
+        wanted = min(wanted, _free_bytes(x.device) // 4 // row)
+    return max(1, wanted)
 
 
-def _cache_bytes() -> int:
+def _read_cache_bytes() -> int:
     """Cache that a core has to itself: 1 MiB where the system does not tell."""
     try:
         size = Path("/sys/devices/system/cpu/cpu0/cache/index2/size").read_text().strip()
     except OSError:
         return 2**20
     return int(size.removesuffix("K")) * 2**10 if size.removesuffix("K").isdigit() else 2**20
+
+
+_CACHE_BYTES = _read_cache_bytes()
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,7 +30,7 @@ from abnn.folding import (
     signature,
 )
 from abnn.layout import ChannelsLast, has_images
-from abnn.norm import BayesNorm, Noise, NotFoldable, activated
+from abnn.norm import Active, BayesNorm, Noise, NotFoldable, activated
 from abnn.outputs import Inputs, Output, call, logits_of
 from abnn.plan import Plan, rows_of
 from abnn.prediction import Prediction, PredictionStream
@@ -67,6 +67,27 @@ class Folding:
     watched: bool = False
 
 
+class Known:
+    """What was found out of a network and need not be found again; never copied nor stored.
+
+    Attributes:
+        foldings: for kinds of input how draws can share a pass, None if they can't.
+        weights: those of the last prediction.
+        channels_last: the weights of convolutions in that order.
+    """
+
+    def __init__(self) -> None:
+        self.foldings: dict[Any, Folding | None] = {}
+        self.weights: Weights | None = None
+        self.channels_last = ChannelsLast()
+
+    def __deepcopy__(self, memo: Any) -> Known:
+        return Known()
+
+    def __reduce__(self) -> Any:
+        return Known, ()
+
+
 @dataclass(frozen=True, eq=False)
 class Sampler:
     """A network with Bayesian norms, and how its noise and its logits are to be had.
@@ -75,8 +96,7 @@ class Sampler:
         backbone: the network.
         layers: its Bayesian norms by name, in the order of their noise.
         alpha, noise, class_dim, output: as of `abnn.convert`.
-        foldings: what is known of kinds of input: how draws can share a pass, None if they can't.
-        channels_last: the weights of convolutions in that order.
+        known: what was found out before.
     """
 
     backbone: nn.Module
@@ -85,8 +105,7 @@ class Sampler:
     noise: Noise
     class_dim: int
     output: Output | None
-    foldings: dict[Any, Folding | None]
-    channels_last: ChannelsLast
+    known: Known
 
     # What a prediction runs
 
@@ -101,15 +120,14 @@ class Sampler:
             folding = self._folding(inputs) if len(draws) > 1 else None
             plan = self._completed(plan, inputs, len(draws), folding)
             folding = folding and _restricted(folding, plan)
+            batches = list(pieces(inputs, plan.examples))
+            streams = [PredictionStream(keep_members) for _ in batches]
             assert plan.draws is not None
-            groups = list(chunks(draws, plan.draws))
-            weights = self._shared_weights(draws) if folding else None
-            parts = []
-            for piece in pieces(inputs, plan.examples):
-                stream = PredictionStream(keep_members)
-                for group in groups:
-                    stream.update(self._logits(piece, group, folding, weights))
-                parts.append(stream.result())
+            for weights, part in self._parts(draws, plan.draws):
+                with closing(self._passes(batches, weights, part, folding)) as passes:
+                    for stream, logits in zip(streams, passes, strict=True):
+                        stream.update(logits)
+        parts = [stream.result() for stream in streams]
         return parts[0] if len(parts) == 1 else Prediction.cat(parts)
 
     def plan(self, inputs: Inputs, draws: int, plan: Plan) -> Plan:
@@ -124,26 +142,44 @@ class Sampler:
         _check_examples(inputs)
         with _RUNNING:
             folding = self._folding(inputs) if len(draws) > 1 else None
-            return self._logits(inputs, draws, folding)
+            part = range(len(draws))
+            (logits,) = self._passes([inputs], self.weights(draws), part, folding)
+            return logits
 
-    def _logits(
-        self,
-        inputs: Inputs,
-        draws: Sequence[Draw],
-        folding: Folding | None,
-        weights: Weights | None = None,
-    ) -> Tensor:
-        if self.noise == "example" and not self.is_foldable(inputs):
+    def _parts(self, draws: Sequence[Draw], most: int) -> Iterator[tuple[Weights, range]]:
+        """The draws in parts of at most so many; weights serve several parts if they are small."""
+        size = sum(layer.bank.form.shape.numel() for layer in self.layers.values())
+        if len(draws) * size > _KEPT_WEIGHTS or torch.is_grad_enabled():
+            for group in chunks(draws, most):
+                yield self.weights(group), range(len(group))
+            return
+        kept = self.known.weights  # most predictions are made with the same seed
+        layers = list(self.layers.values())
+        if kept is None or not kept.are_still(layers, draws, self.alpha, self.noise):
+            self.known.weights = kept = self.weights(draws)
+        for start in range(0, len(draws), most):
+            yield kept, range(start, min(start + most, len(draws)))
+
+    def _passes(
+        self, batches: Sequence[Inputs], weights: Weights, part: range, folding: Folding | None
+    ) -> Generator[Tensor, None, None]:
+        """Logits of part of the draws, `[S, B, K, ...]`, for one batch after the other."""
+        if self.noise == "example" and not self.is_foldable(batches[0]):
             raise ValueError(
                 "noise='example' needs norms that see the batch as their leading dimension, "
                 "which this network's do not; use noise='channel'."
             )
-        if len(draws) > 1 and folding is not None:
+        done = 0
+        if len(part) > 1 and folding is not None:
             try:
-                return self._together(inputs, draws, folding, weights or self.weights(draws))
+                with closing(self._together(batches, weights, part, folding)) as passes:
+                    for logits in passes:
+                        yield logits
+                        done += 1
             except NotFoldable:  # inputs of this kind were fine so far, these are not
-                self.foldings[_kind(inputs)] = None
-        return self._one_by_one(inputs, draws)
+                self.known.foldings[_kind(batches[done])] = None
+        for batch in batches[done:]:
+            yield self._one_by_one(batch, weights, part)
 
     def _completed(self, plan: Plan, inputs: Inputs, draws: int, folding: Folding | None) -> Plan:
         x = first_tensor(inputs)
@@ -174,11 +210,6 @@ class Sampler:
         eps = self.channel_noise(draws) if eps is None else eps
         return Weights(list(self.layers.values()), draws, eps, self.alpha, self.noise)
 
-    def _shared_weights(self, draws: Sequence[Draw]) -> Weights | None:
-        """The weights of all draws, for all passes of a prediction, unless they are too many."""
-        size = sum(layer.bank.form.shape.numel() for layer in self.layers.values())
-        return self.weights(draws) if len(draws) * size <= _KEPT_WEIGHTS else None
-
     def channel_noise(self, draws: Sequence[Draw]) -> Tensor:
         """The noise of all layers side by side, a row a draw; zero where it is not per draw."""
         size = sum(layer.bank.form.shape.numel() for layer in self.layers.values())
@@ -186,58 +217,56 @@ class Sampler:
             return torch.zeros(len(draws), size)
         return noise_matrix(draws, size)
 
-    def _one_by_one(
-        self, inputs: Inputs, draws: Sequence[Draw], eps: Tensor | None = None
-    ) -> Tensor:
+    def _one_by_one(self, inputs: Inputs, weights: Weights, part: range) -> Tensor:
         """One pass a draw, each of the original network with this draw's weights."""
         B, logits = first_tensor(inputs).shape[0], []
         layers = list(self.layers.values())
-        for s, draw in enumerate(draws):
-            weights = self.weights([draw], None if eps is None else eps[s : s + 1])
-            with activated(layers, weights.of([draw], B)):
+        for s in part:
+            with activated(layers, weights.of(range(s, s + 1), B)):
                 # A network that writes to its input would hand the next draw what it left.
-                result = call(self.backbone, clone(inputs) if len(draws) > 1 else inputs)
+                result = call(self.backbone, clone(inputs) if len(part) > 1 else inputs)
             logits.append(logits_of(result, self.output, self.class_dim))
         return torch.stack(logits)
 
     def _together(
         self,
-        inputs: Inputs,
-        draws: Sequence[Draw],
-        folding: Folding,
+        batches: Sequence[Inputs],
         weights: Weights,
+        part: range,
+        folding: Folding,
         called: set[int] | None = None,
-    ) -> Tensor:
-        """One pass over all draws, folded sample-major into the batch."""
-        B, S = first_tensor(inputs).shape[0], len(draws)
-        actives = weights.of(draws, B, called)
-        trunk: Trunk | None = None
-        if folding.watched:
-            trunk = WatchedTrunk(B, S)
-        elif folding.trunk is not None:
-            trunk = Trunk(folding.trunk)
-        for layer, active in zip(self.layers.values(), actives, strict=True):
+    ) -> Generator[Tensor, None, None]:
+        """One pass a batch over part of the draws, folded sample-major into it."""
+        layers, S = list(self.layers.values()), len(part)
+        actives = weights.of(part, first_tensor(batches[0]).shape[0], called)
+        trunk = None if folding.trunk is None else Trunk(folding.trunk)
+        for layer, active in zip(layers, actives, strict=True):
             active.trunk = trunk
             active.overwrite = layer.bank.index in folding.overwrite
         with ExitStack() as stack:
             if folding.channels_last:
-                inputs = channels_last(inputs)
-                stack.enter_context(self.channels_last.weights(self.backbone))
-            if trunk is None:
-                inputs = repeat(inputs, S)
-            elif folding.survey.writes_input:
-                inputs = clone(inputs)
-            stack.enter_context(activated(list(self.layers.values()), actives))
+                stack.enter_context(self.known.channels_last.weights(self.backbone))
+            stack.enter_context(activated(layers, actives))
             stack.enter_context(no_fused_encoder())
-            if isinstance(trunk, WatchedTrunk):
-                stack.enter_context(trunk)
-                inputs = trunk.plant(inputs)
-            result = call(self.backbone, inputs)
-        logits = logits_of(result, self.output, self.class_dim)
-        if logits.shape[0] % S:
-            raise NotFoldable
-        members: Tensor = logits.unflatten(0, (S, -1))
-        return members
+            for inputs in batches:
+                if folding.channels_last:
+                    inputs = channels_last(inputs)
+                if folding.watched:
+                    result = self._watched(inputs, actives)
+                else:
+                    result = call(self.backbone, inputs if trunk else repeat(inputs, S))
+                logits = logits_of(result, self.output, self.class_dim)
+                if logits.shape[0] % S:
+                    raise NotFoldable
+                yield logits.unflatten(0, (S, -1))
+
+    def _watched(self, inputs: Inputs, actives: Sequence[Active]) -> Any:
+        """The network's output, its trunk run once and watched."""
+        trunk = WatchedTrunk(len(first_tensor(inputs)), len(actives[0].draws))
+        for active in actives:
+            active.trunk = trunk
+        with trunk:
+            return call(self.backbone, trunk.plant(inputs))
 
     # Whether, and how, draws can share a pass
 
@@ -247,9 +276,9 @@ class Sampler:
 
     def _folding(self, inputs: Inputs) -> Folding | None:
         """How draws share a pass, or None; says so the first time that they can't."""
-        known = _kind(inputs) in self.foldings
+        known = _kind(inputs) in self.known.foldings
         folding = self._find_folding(inputs)
-        if not known and folding is None and _kind(inputs) in self.foldings:
+        if not known and folding is None and _kind(inputs) in self.known.foldings:
             warnings.warn(
                 "Draws of this network can't share a batch: its batch is not the leading "
                 "dimension, it mixes examples, or it uses a norm's weight without calling the "
@@ -261,15 +290,15 @@ class Sampler:
 
     def _find_folding(self, inputs: Inputs) -> Folding | None:
         kind = _kind(inputs)
-        if kind not in self.foldings:
+        if kind not in self.known.foldings:
             # With strong noise a mistake is far larger than rounding.
             probe = replace(self, alpha=0.3, noise="channel")
             with torch.no_grad(), _evaluating(self.layers.values()):
                 found, certain = untraced(probe._try_foldings, clone(inputs))
             if not certain:
                 return None
-            self.foldings[kind] = found
-        return self.foldings[kind]
+            self.known.foldings[kind] = found
+        return self.known.foldings[kind]
 
     def _try_foldings(self, inputs: Inputs) -> tuple[Folding | None, bool]:
         """The first folding that is right; not certain where outputs are not finite."""
@@ -283,32 +312,32 @@ class Sampler:
     def _right_folding(self, inputs: Inputs) -> tuple[Folding | None, bool]:
         modes = len(next(iter(self.layers.values())).bank.gamma)
         draws = [Draw(0, index % modes, index, "probe") for index in range(3)]
-        one_by_one = self._one_by_one(inputs, draws)
+        weights, every = self.weights(draws), range(len(draws))
+        one_by_one = self._one_by_one(inputs, weights, every)
         if not one_by_one.isfinite().all():
             return None, False
-        weights = self.weights(draws)
-        with activated(list(self.layers.values()), weights.of(draws[:1], batch=1)):
+        with activated(list(self.layers.values()), weights.of(range(1), batch=1)):
             seen = survey(self.backbone, self.layers, clone(inputs))
         leaves = (*self.backbone.parameters(), *self.backbone.buffers(), first_tensor(inputs))
         half = any_half(leaves)
-        for folding in self._candidates(seen, inputs, draws, weights):
+        for folding in self._candidates(seen, inputs, weights):
             called: set[int] = set()
             try:
-                together = self._together(clone(inputs), draws, folding, weights, called)
+                (together,) = self._together([inputs], weights, every, folding, called)
             except Exception:  # whatever the network says to a batch three times as large
                 continue
             if agree(together, one_by_one, half) and not self._is_bypassed(inputs, draws, called):
                 return folding, True
         return None, True
 
-    def _candidates(
-        self, seen: Survey, inputs: Inputs, draws: Sequence[Draw], weights: Weights
-    ) -> Iterator[Folding]:
+    def _candidates(self, seen: Survey, inputs: Inputs, weights: Weights) -> Iterator[Folding]:
         """Ways to fold, the fastest first; which are right is another question."""
         images = has_images(self.backbone, first_tensor(inputs))
-        trunk, watched = self._trunk(inputs, draws, weights)
+        trunk, watched = self._trunk(inputs, weights)
         fastest = Folding(seen, images, seen.owned, trunk, watched)
         tried = []
+        if seen.writes_input:  # copies of it are made for the draws, but not of a trunk's
+            fastest = replace(fastest, trunk=None, watched=False)
         for folding in (
             fastest,
             replace(fastest, channels_last=False),
@@ -319,21 +348,18 @@ class Sampler:
                 tried.append(folding)
                 yield folding
 
-    def _trunk(
-        self, inputs: Inputs, draws: Sequence[Draw], weights: Weights
-    ) -> tuple[frozenset[int] | None, bool]:
+    def _trunk(self, inputs: Inputs, weights: Weights) -> tuple[frozenset[int] | None, bool]:
         """The layers at which the trunk ends, and whether it has to be watched."""
-        B, layers = first_tensor(inputs).shape[0], list(self.layers.values())
-        trunk = WatchedTrunk(B, len(draws))
-        actives = weights.of(draws, B)
-        for active in actives:
-            active.trunk = trunk
+        B, layers = len(first_tensor(inputs)), list(self.layers.values())
+        actives = weights.of(range(len(weights.draws)), B)
         try:
-            with activated(layers, actives), no_fused_encoder(), trunk:
-                call(self.backbone, trunk.plant(clone(inputs)))
+            with activated(layers, actives), no_fused_encoder():
+                self._watched(clone(inputs), actives)
+            trunk = actives[0].trunk
+            assert isinstance(trunk, WatchedTrunk)
             if trunk.meetings == 0:
                 return frozenset(trunk.found), False
-            with activated(layers, weights.of(draws[:1], B)):
+            with activated(layers, weights.of(range(1), B)):
                 share = share_of_trunk(self.backbone, self.layers, clone(inputs))
         except Exception:  # whatever a network does with tensors of two sizes
             return None, False
@@ -348,8 +374,9 @@ class Sampler:
         for layer, column in zip(self.layers.values(), columns, strict=True):
             if layer.bank.index in called:
                 column.zero_()
-        moved = self._one_by_one(inputs, draws[:1], eps)
-        still = replace(self, alpha=0.0)._one_by_one(inputs, draws[:1], eps)
+        noisy = self.weights(draws[:1], eps)
+        plain = replace(self, alpha=0.0).weights(draws[:1], eps)
+        moved, still = (self._one_by_one(inputs, each, range(1)) for each in (noisy, plain))
         return not torch.equal(moved, still)
 
 

@@ -40,7 +40,7 @@ class Weights:
     >>> bnn = abnn.convert(nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3)))
     >>> draws, eps = [Draw(0, 0, 0), Draw(0, 1, 0)], torch.zeros(2, 8)
     >>> weights = Weights(list(bnn.bayes_layers.values()), draws, eps, 0.1, "channel")
-    >>> active, = weights.of(draws[1:], batch=1)
+    >>> active, = weights.of(range(1, 2), batch=1)
     >>> active.weight.shape
     torch.Size([1, 8])
     """
@@ -54,8 +54,9 @@ class Weights:
         noise: Noise,
     ) -> None:
         self.alpha, self.noise = alpha, noise
-        self._row = {draw: row for row, draw in enumerate(draws)}
-        self._places = len(layers)
+        self.layers, self.draws = layers, draws
+        self._state = _state(layers)
+        self._actives: dict[range, list[Active]] = {}
         modes = [draw.mode for draw in draws]
         columns = eps.split([layer.bank.form.shape.numel() for layer in layers], 1)
         # Nearly always one group; parts of a network may be of other precision or on other devices.
@@ -69,29 +70,56 @@ class Weights:
             shapes = [layer.bank.form.shape for layer in own]
             self._groups.append(_Group(places, shapes, _values(own, modes, noises, alpha)))
 
-    def of(self, draws: Sequence[Draw], batch: int, called: set[int] | None = None) -> list[Active]:
-        """For every layer what it is to run with, for consecutive ones of the draws.
+    def of(self, part: range, batch: int, called: set[int] | None = None) -> list[Active]:
+        """For every layer what it is to run with, for part of the draws.
 
         Args:
             batch: number of examples of one sample.
             called: gathers the layers that ran.
         """
-        start = self._row[draws[0]]
-        rows = slice(start, start + len(draws))
+        if part not in self._actives:
+            self._actives[part] = self._slice(part.start, part.stop)
+        actives = self._actives[part]
+        for active in actives:
+            active.batch, active.called = batch, called
+        return actives
+
+    def _slice(self, start: int, stop: int) -> list[Active]:
         actives: dict[int, Active] = {}
         for group in self._groups:
             names = list(group.values)
-            matrices = [_apart(group.values[name][rows], group.shapes) for name in names]
+            matrices = [_apart(group.values[name][start:stop], group.shapes) for name in names]
             for place, *values in zip(group.places, *matrices, strict=True):
                 actives[place] = Active(
-                    draws=draws,
-                    batch=batch,
+                    draws=self.draws[start:stop],
+                    batch=1,
                     noise=self.noise,
                     alpha=self.alpha,
-                    called=called,
                     **dict(zip(names, values, strict=True)),
                 )
-        return [actives[i] for i in range(self._places)]
+        return [actives[i] for i in range(len(self.layers))]
+
+    def are_still(
+        self, layers: Sequence[BayesNorm], draws: Sequence[Draw], alpha: float, noise: Noise
+    ) -> bool:
+        """Whether these are the weights of the given draws, and no value has changed since."""
+        asked = (alpha, noise, draws, _state(layers))
+        return asked == (self.alpha, self.noise, self.draws, self._state)
+
+
+def _state(layers: Sequence[BayesNorm]) -> list[Any]:
+    """What is different after any value that weights are made of has changed."""
+    state: list[Any] = []
+    for layer in layers:
+        bank = layer.bank
+        values = (*bank._parameters.values(), *bank._buffers.values(), *layer._buffers.values())
+        state.append(layer.training)
+        state.extend(
+            (t.data_ptr(), 0 if t.is_inference() else t._version, t.dtype)
+            for t in values
+            if t is not None
+        )
+    return state
 
 
 def _kind(layer: BayesNorm) -> tuple[Any, ...]:
