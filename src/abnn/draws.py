@@ -14,7 +14,7 @@ from torch import Tensor
 T = TypeVar("T")
 
 # What random numbers are for; those of different streams are independent.
-STREAMS = ("predict", "fit", "probe", "prior", "data")
+STREAMS = ("predict", "fit", "probe", "prior", "data", "antithetic")
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,8 @@ class Draw:
         seed: the seed of the prediction or of the fit.
         mode: index of the mode.
         index: which draw of this mode.
-        stream: what the noise is for, one of `STREAMS`.
+        stream: what the noise is for, one of `STREAMS`. In "antithetic", draws 2k and 2k + 1 are a
+            pair whose noise is of opposite sign.
 
     >>> Draw(seed=0, mode=2, index=5)
     Draw(seed=0, mode=2, index=5, stream='predict')
@@ -57,8 +58,7 @@ def channel_noise(draw: Draw, sizes: Sequence[int]) -> list[Tensor]:
     >>> [eps.shape for eps in channel_noise(Draw(0, 0, 0), [4, 6])]
     [torch.Size([4]), torch.Size([6])]
     """
-    rng = generator(draw.stream, draw.seed, draw.mode, draw.index)
-    flat = torch.from_numpy(rng.standard_normal(sum(sizes), dtype=np.float32))
+    flat = _normal(draw, (sum(sizes),))
     return list(flat.split(list(sizes)))
 
 
@@ -71,17 +71,24 @@ def local_noise(draw: Draw, layer: int, shape: Sequence[int]) -> Tensor:
     >>> bool((small == large[:2]).all())
     True
     """
-    rng = generator(draw.stream, draw.seed, draw.mode, draw.index, layer)
-    return torch.from_numpy(rng.standard_normal(tuple(shape), dtype=np.float32))
+    return _normal(draw, shape, layer)
 
 
-def plan(modes: Iterable[int], samples: int, seed: int) -> list[Draw]:
+def _normal(draw: Draw, shape: Sequence[int], *key: int) -> Tensor:
+    paired = draw.stream == "antithetic"
+    index = draw.index // 2 if paired else draw.index
+    rng = generator(draw.stream, draw.seed, draw.mode, index, *key)
+    noise = torch.from_numpy(rng.standard_normal(tuple(shape), dtype=np.float32))
+    return -noise if paired and draw.index % 2 else noise
+
+
+def plan(modes: Iterable[int], samples: int, seed: int, stream: str = "predict") -> list[Draw]:
     """All draws of a prediction, mode by mode.
 
     >>> [(draw.mode, draw.index) for draw in plan(range(2), samples=2, seed=0)]
     [(0, 0), (0, 1), (1, 0), (1, 1)]
     """
-    return [Draw(seed, mode, index) for mode in modes for index in range(samples)]
+    return [Draw(seed, mode, index, stream) for mode in modes for index in range(samples)]
 
 
 def whole_number(name: str, value: Any, least: int | None = None) -> int:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from abnn.anytime import predict_auto
 from abnn.draws import Draw, chunks, plan, whole_number
 from abnn.folding import first_tensor
 from abnn.norm import BayesNorm, Noise, make_plain
@@ -19,6 +20,7 @@ from abnn.sampling import Sampler
 from abnn.surgery import twin
 
 Stats = Literal["per_mode", "frozen"]
+DrawKind = Literal["independent", "antithetic"]
 
 # Input elements that one folded pass may hold: 27 images of 224 px, 1365 of 32 px.
 _FOLDED_ELEMENTS = 2**22
@@ -115,34 +117,68 @@ class ABNN(nn.Module):
     def predict(
         self,
         x: Inputs,
-        samples: int = 8,
+        samples: int | Literal["auto"] = 8,
         *,
         seed: int = 0,
         modes: Iterable[int] | None = None,
         keep_members: bool = False,
         chunk: int | None = None,
+        draws: DrawKind = "independent",
+        tolerance: float = 0.01,
+        max_samples: int = 16,
     ) -> Prediction:
         """Predict with `samples` draws of every mode: the mean over all, and their disagreement.
 
         Args:
             x: a tensor, a tuple of arguments, or a mapping of keyword arguments.
-            samples: draws of the noise per mode, L.
+            samples: draws of the noise per mode, L. With "auto" every input gets as many as it
+                needs, and `Prediction.samples_used` says how many: draws are added to all modes
+                alike until a 95 % confidence interval of the mean probability of every class, and
+                of the total and the epistemic uncertainty as shares of log K, is at most
+                `tolerance` to either side; see `abnn.anytime` for the mathematics. An image of
+                many pixels stops as a whole, by the root mean square over its pixels.
             seed: the same seed gives the same draws, whatever the batch size and the chunks.
             modes: the modes to use; default: all.
             keep_members: keep the probabilities of every draw as `Prediction.members`, mode by
                 mode; otherwise memory does not grow with the number of draws.
             chunk: draws that run together; 1 runs them one by one. Default: what fits.
+            draws: "independent", or "antithetic" for pairs of draws whose noise is of opposite
+                sign: the mean probabilities are known better from as many draws.
+            tolerance, max_samples: of samples="auto": when an input stops, and after how many
+                draws of every mode at the latest, whatever is known of it by then.
 
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
-        >>> bnn = abnn.convert(net, modes=2)
-        >>> bnn.predict(torch.randn(5, 4), samples=4, keep_members=True).members.shape
+        >>> bnn, x = abnn.convert(net, modes=2), torch.randn(5, 4)
+        >>> bnn.predict(x, samples=4, keep_members=True).members.shape
         torch.Size([8, 5, 3])
+        >>> bnn.predict(x, samples="auto").samples_used
+        tensor([4, 8, 4, 8, 8])
         """
-        samples = whole_number("samples", samples, least=1)
+        auto = isinstance(samples, str)
+        if auto and samples != "auto":
+            raise ValueError(
+                f"samples={samples!r} must be a whole number of at least 1, or 'auto'."
+            )
+        if draws not in get_args(DrawKind):
+            raise ValueError(f"draws={draws!r} must be 'independent' or 'antithetic'.")
         chunk = None if chunk is None else whole_number("chunk", chunk, least=1)
-        draws = plan(self._chosen(modes), samples, whole_number("seed", seed))
+        chosen, seed = self._chosen(modes), whole_number("seed", seed)
+        stream = "antithetic" if draws == "antithetic" else "predict"
         with torch.no_grad(), self._evaluating():
-            return self._stream(x, draws, chunk, keep_members)
+            if auto:
+                return predict_auto(
+                    self,
+                    x,
+                    chosen,
+                    chunk,
+                    keep_members=keep_members,
+                    seed=seed,
+                    stream=stream,
+                    tolerance=tolerance,
+                    max_samples=max_samples,
+                )
+            samples = whole_number("samples", samples, least=1)
+            return self._stream(x, plan(chosen, samples, seed, stream), chunk, keep_members)
 
     def _chosen(self, modes: Iterable[int] | None) -> list[int]:
         if modes is None:
@@ -157,18 +193,18 @@ class ABNN(nn.Module):
     def _stream(
         self, inputs: Inputs, draws: Sequence[Draw], chunk: int | None, keep_members: bool
     ) -> Prediction:
-        if chunk is None:
-            x = first_tensor(inputs)
-            # A token is an embedding to come; an image is as large as it gets.
-            elements = x.numel() if x.is_floating_point() else 256 * x.numel()
-            chunk = min(
-                _FOLDED_ELEMENTS // max(1, elements), _FOLDED_ROWS // max(1, x.shape[:1].numel())
-            )
-            chunk = max(1, chunk)
         stream = PredictionStream(keep_members)
-        for part in chunks(draws, chunk):
+        for part in chunks(draws, chunk or self._chunk_that_fits(inputs)):
             stream.update(self.logits(inputs, part))
         return stream.result()
+
+    def _chunk_that_fits(self, inputs: Inputs) -> int:
+        """How many draws to run together."""
+        x = first_tensor(inputs)
+        # A token is an embedding to come; an image is as large as it gets.
+        elements = x.numel() if x.is_floating_point() else 256 * x.numel()
+        fits = _FOLDED_ELEMENTS // max(1, elements), _FOLDED_ROWS // max(1, x.shape[:1].numel())
+        return max(1, min(fits))
 
     def logits(self, inputs: Inputs, draws: Sequence[Draw]) -> Tensor:
         """Logits of the given draws, `[S, B, K, ...]`, with the classes at dimension 2.
