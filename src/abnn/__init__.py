@@ -2,13 +2,16 @@
 
 from abnn.artifact import ArtifactError, load
 from abnn.convert import Inspection, convert, inspect
+from abnn.curve import SamplesCurve
 from abnn.draws import Draw
 from abnn.evaluate import Evaluation, evaluate
 from abnn.fit import fit
+from abnn.loader import predict_loader
 from abnn.model import ABNN
 from abnn.prediction import Prediction
 from abnn.prior import RandomPrior
 from abnn.recipe import Recipe
+from abnn.results import Predictions, load_predictions
 from abnn.validation import FitResult
 
 __version__ = "0.1.0"
@@ -20,12 +23,16 @@ __all__ = [
     "FitResult",
     "Inspection",
     "Prediction",
+    "Predictions",
     "RandomPrior",
     "Recipe",
+    "SamplesCurve",
     "__version__",
     "convert",
     "evaluate",
     "fit",
     "inspect",
     "load",
+    "load_predictions",
+    "predict_loader",
 ]

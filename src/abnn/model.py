@@ -11,8 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from abnn.anytime import predict_auto
+from abnn.curve import samples_curve
 from abnn.draws import Draw, chunks, plan, whole_number
 from abnn.folding import first_tensor
+from abnn.loader import predict_loader
 from abnn.norm import BayesNorm, Noise, make_plain
 from abnn.outputs import Inputs, Output, call
 from abnn.prediction import Prediction, PredictionStream
@@ -205,6 +207,9 @@ class ABNN(nn.Module):
         elements = x.numel() if x.is_floating_point() else 256 * x.numel()
         fits = _FOLDED_ELEMENTS // max(1, elements), _FOLDED_ROWS // max(1, x.shape[:1].numel())
         return max(1, min(fits))
+
+    predict_loader = predict_loader
+    samples_curve = samples_curve
 
     def logits(self, inputs: Inputs, draws: Sequence[Draw]) -> Tensor:
         """Logits of the given draws, `[S, B, K, ...]`, with the classes at dimension 2.
