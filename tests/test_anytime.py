@@ -278,6 +278,13 @@ def test_classes_that_are_masked_out_do_not_matter() -> None:
     assert used[0] < used[1]
 
 
+def test_evaluate_passes_it_on() -> None:
+    bnn, labels = moved(), torch.arange(24) % 3
+    result = abnn.evaluate(bnn, [(X, labels)], samples="auto", tolerance=0.02)
+    expected = bnn.predict(X, samples="auto", tolerance=0.02)
+    assert result.nll == pytest.approx(-expected.log_probs[range(24), labels].mean().item())
+
+
 def test_half_precision_is_judged_in_single() -> None:
     bnn = moved(mlp().bfloat16())
     auto = bnn.predict(X.bfloat16(), samples="auto", tolerance=0.02)

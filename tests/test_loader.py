@@ -108,10 +108,25 @@ def test_the_thread_ends_when_the_batches_are_left(taken: int) -> None:
     assert not loading()
 
 
-def test_the_thread_ends_on_an_error_of_the_network(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError):
+def test_the_thread_ends_on_an_error_of_the_network() -> None:
+    with pytest.raises(RuntimeError) as error:
         model().predict_loader([X, X[:, :3], X, X])
+    assert error.traceback  # which keeps all that was under way
     assert not loading()
+
+
+def test_the_thread_ends_on_an_error_while_writing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("abnn.results.NpyWriter.append", full)
+    with pytest.raises(OSError, match="No space") as error:
+        model().predict_loader(X.split(2), out=tmp_path / "preds")
+    assert error.traceback
+    assert not loading()
+    assert list(tmp_path.iterdir()) == []
 
 
 # In memory
@@ -268,9 +283,11 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
 def test_batches_that_do_not_fit_together_are_refused() -> None:
     tokens = nn.Sequential(nn.Linear(4, 6), nn.LayerNorm(6))
     bnn = abnn.convert(tokens, class_dim=-1)
-    with pytest.raises(ValueError, match="Batch 2 gives probabilities of shape"):
+    with pytest.raises(ValueError, match=r"Batch 2 has probabilities of shape \(6, 7\)"):
         bnn.predict_loader([torch.randn(2, 5, 4), torch.randn(2, 7, 4)])
-    with pytest.raises(ValueError, match="Batch 2 has no labels"):
+    with pytest.raises(ValueError, match="Batch 2 has .* and no labels, and the first"):
         model().predict_loader([(X, Y), X])
+    with pytest.raises(ValueError, match="a label for every input"):
+        model().predict_loader([(X, Y[:5])])
     with pytest.raises(ValueError, match="empty"):
         model().predict_loader([])

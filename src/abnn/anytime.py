@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from itertools import pairwise
 from numbers import Real
@@ -93,7 +94,8 @@ def sample_until(
         if count == counts[-1]:
             pending = torch.zeros_like(pending)
         rows = torch.arange(len(pending), device=pending.device) if rows is None else rows
-        done.append(_with_counts(members.result()[~pending]))
+        result = members.result()[~pending]
+        done.append(replace(result, samples_used=result.used_by_input()))
         order.append(rows[~pending])
         rows = rows[pending]
         if not len(rows):
@@ -107,11 +109,6 @@ def _check_tolerance(value: Any) -> None:
     number = isinstance(value, Real) and not isinstance(value, bool)
     if not number or not 0 <= float(value) < math.inf:
         raise ValueError(f"tolerance={value!r} is not a number of at least 0, such as 0.01.")
-
-
-def _with_counts(part: Prediction) -> Prediction:
-    values = {**vars(part), "samples_used": part.used_by_input()}
-    return Prediction(**{name: values[name] for name in Prediction.__dataclass_fields__})
 
 
 def looks(max_samples: int, size: int = 1) -> list[int]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sized
-from contextlib import ExitStack, closing
+from collections.abc import Generator, Iterable, Sized
+from contextlib import closing
 from os import PathLike
 from typing import Any, overload
 
@@ -66,47 +66,57 @@ def predict_loader(
     >>> predict_loader(Single(nn.Identity()), [torch.zeros(4, 2), torch.ones(3, 2)]).label.shape
     torch.Size([7])
     """
-    if out is None:
-        return Prediction.cat(
-            [part for _, part in predictions(predictor, loader, progress, predict)]
-        )
-    with Target(out, overwrite) as writer:
-        for batch, part in predictions(predictor, loader, progress, predict):
-            writer.append(columns_of(part, batch.labels))
+    parts = predictions(predictor, loader, progress, predict)
+    # Closed whatever happens, or the thread that loads would wait for ever.
+    with closing(parts):
+        if out is None:
+            return Prediction.cat([part for _, part in parts])
+        with Target(out, overwrite) as writer:
+            for batch, part in parts:
+                writer.append(columns_of(part, batch.labels))
     return Predictions(out)
 
 
 def predictions(
     predictor: Predictor, loader: Iterable[Any], progress: bool | None, predict: dict[str, Any]
-) -> Iterator[tuple[Batch, Prediction]]:
+) -> Generator[tuple[Batch, Prediction], None, None]:
     """Each batch with its prediction, on the CPU."""
     total = len(loader) if isinstance(loader, Sized) else None
-    first: tuple[Any, bool] | None = None
-    with ExitStack() as stack:
-        bar = stack.enter_context(Progress(total, "predict", progress))
-        feed = stack.enter_context(closing(batches(loader, device_of(predictor))))
+    first: tuple[Any, Any] | None = None
+    with (
+        Progress(total, "predict", progress) as bar,
+        closing(batches(loader, device_of(predictor))) as feed,
+    ):
         for done, batch in enumerate(feed, start=1):
             prediction = to_cpu(predictor.predict(batch.inputs, **predict))
-            kind = (prediction.log_probs.shape[1:], batch.labels is not None)
+            kind = _kind(prediction, batch, done)
             first = first or kind
-            _check_alike(first, kind, done)
+            if kind != first:
+                raise ValueError(
+                    f"Batch {done} has {_describe(*kind)}, and the first had {_describe(*first)}; "
+                    "give batches of one kind."
+                )
             yield batch, prediction
             bar.update(done, f"{batch.start + batch.rows} inputs")
     if first is None:
         raise ValueError("The loader is empty; give at least one batch.")
 
 
-def _check_alike(first: tuple[Any, bool], here: tuple[Any, bool], done: int) -> None:
-    if first[0] != here[0]:
+def _kind(prediction: Prediction, batch: Batch, done: int) -> tuple[Any, Any]:
+    """The shape of an input's probabilities and that of its label, which all rows must share."""
+    labels, rows = batch.labels, len(prediction.log_probs)
+    if labels is not None and labels.shape[:1] != (rows,):
         raise ValueError(
-            f"Batch {done} gives probabilities of shape {tuple(here[0])} an input, and the first "
-            f"gave {tuple(first[0])}; give inputs of one size."
+            f"Batch {done} has labels of shape {tuple(labels.shape)} and {rows} predictions; give "
+            "a label for every input."
         )
-    if first[1] != here[1]:
-        raise ValueError(
-            f"Batch {done} has {'labels' if here[1] else 'no labels'}, unlike the first; give "
-            "labels with all batches or with none."
-        )
+    shape = tuple(prediction.log_probs.shape[1:])
+    return shape, None if labels is None else tuple(labels.shape[1:])
+
+
+def _describe(shape: Any, label: Any) -> str:
+    labels = "no labels" if label is None else f"labels of shape {label} an input"
+    return f"probabilities of shape {shape} an input and {labels}"
 
 
 def to_cpu(prediction: Prediction) -> Prediction:
