@@ -28,6 +28,13 @@ def moved(net: nn.Module | None = None, **kwargs: Any) -> abnn.ABNN:
     return bnn
 
 
+def anytime(bnn: abnn.ABNN, x: Any, **options: Any) -> abnn.Prediction:
+    """Independent draws to a small tolerance: of few inputs, some need more draws than others."""
+    return bnn.predict(
+        x, **{"samples": "auto", "draws": "independent", "tolerance": 0.01, **options}
+    )
+
+
 def used_by(prediction: abnn.Prediction) -> Tensor:
     assert isinstance(prediction.samples_used, Tensor)
     return prediction.samples_used
@@ -91,7 +98,12 @@ def test_an_input_that_stops_is_within_the_tolerance_as_often_as_promised(
 
 def test_more_noise_needs_more_draws() -> None:
     sigma = torch.tensor([0.0001, 0.004, 0.01, 0.03]).repeat_interleave(100)
-    used = used_by(sample_until(Gaussian(sigma, 4), range(4))).view(4, 100).double().mean(1)
+    used = (
+        used_by(sample_until(Gaussian(sigma, 4), range(4), tolerance=0.01))
+        .view(4, 100)
+        .double()
+        .mean(1)
+    )
     assert used[0] == 8
     assert (used.diff() > 0).all()
 
@@ -108,7 +120,10 @@ def test_a_mode_that_varies_alone_counts_alone() -> None:
     even, lone = (Gaussian(torch.full((500,), 0.004), 4, seed=s) for s in (0, 0))
     lone.noise[1:] = 0
     lone.noise[0] *= 2  # the same standard error of the mean
-    shares = [(used_by(sample_until(run, range(4))) == 8).double().mean() for run in (even, lone)]
+    shares = [
+        (used_by(sample_until(run, range(4), tolerance=0.01)) == 8).double().mean()
+        for run in (even, lone)
+    ]
     assert shares[1] < shares[0]
 
 
@@ -120,14 +135,14 @@ def test_looks_double() -> None:
 
 def test_without_noise_two_rounds_are_enough() -> None:
     bnn = moved(alpha=0.0)
-    auto = bnn.predict(X, samples="auto", tolerance=1e-6)
+    auto = anytime(bnn, X, tolerance=1e-6)
     assert (used_by(auto) == 6).all()
     assert_as_fixed(bnn, X, auto)
 
 
 def test_a_smaller_tolerance_never_uses_fewer_draws() -> None:
     bnn = moved()
-    used = [used_by(bnn.predict(X, samples="auto", tolerance=t)) for t in (0, 0.005, 0.02, 0.1, 9)]
+    used = [used_by(anytime(bnn, X, tolerance=t)) for t in (0, 0.005, 0.02, 0.1, 9)]
     assert all((a >= b).all() for a, b in pairwise(used))
     assert (used[0] == 48).all()
     assert (used[-1] == 6).all()
@@ -135,7 +150,7 @@ def test_a_smaller_tolerance_never_uses_fewer_draws() -> None:
 
 def test_a_larger_maximum_changes_only_inputs_that_were_not_done() -> None:
     bnn = moved(alpha=0.1)
-    short, long = (bnn.predict(X, samples="auto", max_samples=n) for n in (8, 32))
+    short, long = (anytime(bnn, X, max_samples=n) for n in (8, 32))
     done = used_by(short) < 24
     assert 0 < done.sum() < len(X)
     assert_same(short[done], long[done])
@@ -150,7 +165,7 @@ def test_a_larger_maximum_changes_only_inputs_that_were_not_done() -> None:
 def test_an_input_is_predicted_as_with_that_many_samples(seed: int, draws: Any) -> None:
     bnn = moved(alpha=0.2 if draws == "antithetic" else 0.03)
     options: Any = {"seed": seed, "draws": draws}
-    auto = bnn.predict(X, samples="auto", **options)
+    auto = anytime(bnn, X, **options)
     assert len(used_by(auto).unique()) > 1
     assert_as_fixed(bnn, X, auto, **options)
 
@@ -158,29 +173,29 @@ def test_an_input_is_predicted_as_with_that_many_samples(seed: int, draws: Any) 
 @pytest.mark.parametrize("size", [1, 5, 24])
 def test_other_inputs_of_the_batch_change_nothing(size: int) -> None:
     bnn = moved()
-    whole = bnn.predict(X, samples="auto")
+    whole = anytime(bnn, X)
     order = torch.randperm(len(X))
-    parts = [bnn.predict(part, samples="auto") for part in X[order].split(size)]
+    parts = [anytime(bnn, part) for part in X[order].split(size)]
     assert_same(abnn.Prediction.cat(parts), whole[order])
 
 
 @pytest.mark.parametrize("chunk", [1, 2, 7, 100])
 def test_chunks_change_nothing(chunk: int) -> None:
     bnn = moved()
-    assert_same(bnn.predict(X, samples="auto", chunk=chunk), bnn.predict(X, samples="auto"))
+    assert_same(anytime(bnn, X, chunk=chunk), anytime(bnn, X))
 
 
 def test_only_inputs_in_need_run_again() -> None:
     bnn, rows = moved(), []
-    bnn.predict(X, samples="auto")  # settles whether draws may share a batch
+    anytime(bnn, X)  # settles whether draws may share a batch
     bnn.backbone.register_forward_pre_hook(lambda _, args: rows.append(len(args[0])))
-    auto = bnn.predict(X, samples="auto")
+    auto = anytime(bnn, X)
     assert sum(rows) == used_by(auto).sum()
 
 
 def test_modes_can_be_chosen() -> None:
     bnn = moved()
-    auto = bnn.predict(X, samples="auto", modes=[0, 2])
+    auto = anytime(bnn, X, modes=[0, 2])
     assert set(used_by(auto).tolist()) <= {4, 8, 16, 32}
     few = used_by(auto) == 4
     assert_same(auto[few], bnn.predict(X, samples=2, modes=[0, 2])[few])
@@ -203,7 +218,7 @@ class Mixing(nn.Module):
 def test_networks_that_cannot_fold_are_right(net: type[nn.Module]) -> None:
     bnn = moved(net(), alpha=0.05)
     x = X.view(24, 1, 4) if net is TimeFirst else X
-    auto = bnn.predict(x, samples="auto", tolerance=0.02 if net is Mixing else 0.005)
+    auto = anytime(bnn, x, tolerance=0.02 if net is Mixing else 0.005)
     assert not bnn.is_foldable(x)
     assert len(used_by(auto).unique()) > 1
     assert_as_fixed(bnn, x, auto)
@@ -212,7 +227,7 @@ def test_networks_that_cannot_fold_are_right(net: type[nn.Module]) -> None:
 @pytest.mark.parametrize("noise", ["example", "element"])
 def test_noise_of_its_own_for_every_example_is_right(noise: str) -> None:
     bnn = moved(noise=noise)
-    auto = bnn.predict(X, samples="auto")
+    auto = anytime(bnn, X)
     assert len(used_by(auto).unique()) > 1
     assert_as_fixed(bnn, X, auto)
 
@@ -230,14 +245,14 @@ def test_an_input_that_is_not_batched_stays_whole() -> None:
     bnn = moved(Weighted(), alpha=0.05)
     for rows in range(1, 24, 5):  # one of these may be the number of inputs that run again
         x = (X, torch.full((rows,), 1 / rows))
-        assert_as_fixed(bnn, x, bnn.predict(x, samples="auto", tolerance=0.005))
+        assert_as_fixed(bnn, x, anytime(bnn, x, tolerance=0.005))
 
 
 def test_an_image_stops_as_a_whole() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 5, 1)).eval()
     bnn = moved(net, alpha=0.1)
     x = torch.randn(6, 3, 8, 8) * torch.linspace(0.1, 3, 6).view(6, 1, 1, 1)
-    auto = bnn.predict(x, samples="auto")
+    auto = anytime(bnn, x)
     assert auto.probs.shape == (6, 5, 6, 6)
     assert used_by(auto).shape == (6,)
     assert len(used_by(auto).unique()) > 1
@@ -249,20 +264,20 @@ def test_images_keep_their_memory_format() -> None:
     bnn = moved(cnn(), alpha=0.2)
     x = torch.randn(6, 3, 8, 8) * torch.linspace(0, 3, 6).view(6, 1, 1, 1)
     x = x.to(memory_format=torch.channels_last)
-    bnn.predict(x, samples="auto")
+    anytime(bnn, x)
     last = torch.channels_last
     bnn.backbone.register_forward_pre_hook(
         lambda _, args: seen.append(args[0].is_contiguous(memory_format=last))
     )
-    assert len(used_by(bnn.predict(x, samples="auto")).unique()) > 1
+    assert len(used_by(anytime(bnn, x)).unique()) > 1
     assert all(seen)
 
 
 def test_what_has_no_answer_gets_no_more_draws() -> None:
     bnn, x = moved(), X.clone()
-    expected = bnn.predict(X, samples="auto")
+    expected = anytime(bnn, X)
     x[3] = torch.nan
-    auto = bnn.predict(x, samples="auto")
+    auto = anytime(bnn, x)
     assert used_by(auto)[3] == 6
     assert auto.probs[3].isnan().all()
     rest = torch.arange(len(X)) != 3
@@ -287,7 +302,7 @@ def test_evaluate_passes_it_on() -> None:
 
 def test_half_precision_is_judged_in_single() -> None:
     bnn = moved(mlp().bfloat16())
-    auto = bnn.predict(X.bfloat16(), samples="auto", tolerance=0.02)
+    auto = anytime(bnn, X.bfloat16(), tolerance=0.02)
     assert auto.probs.dtype == torch.float32
     assert auto.probs.isfinite().all()
 
@@ -300,7 +315,8 @@ def test_half_precision_is_judged_in_single() -> None:
         ({"tolerance": -0.1}, "tolerance=-0.1"),
         ({"tolerance": "small"}, "tolerance='small'"),
         ({"tolerance": float("nan")}, "tolerance=nan"),
-        ({"max_samples": 1}, "max_samples=1 is not a whole number of at least 2"),
+        ({"max_samples": 3}, "max_samples=3 is not a whole number of at least 4"),
+        ({"max_samples": 1, "draws": "independent"}, "whole number of at least 2"),
         ({"max_samples": 7, "draws": "antithetic"}, "come in pairs"),
         ({"draws": "sobol"}, "'independent' or 'antithetic'"),
         ({"x": torch.empty(0, 4)}, "no example"),
@@ -312,6 +328,13 @@ def test_bad_requests_are_refused(options: dict[str, Any], message: str) -> None
 
 
 # Antithetic draws
+
+
+def test_pairs_are_the_default_of_auto_and_only_of_it() -> None:
+    bnn = moved()
+    auto = bnn.predict(X, samples="auto")
+    assert_same(auto, bnn.predict(X, samples="auto", draws="antithetic", tolerance=0.05))
+    assert torch.equal(bnn.predict(X).probs, bnn.predict(X, draws="independent").probs)
 
 
 def test_antithetic_draws_are_pairs_of_opposite_noise() -> None:
@@ -341,7 +364,7 @@ def test_what_is_linear_in_the_noise_cancels_in_a_pair() -> None:
 def test_pairs_are_judged_by_their_means() -> None:
     """Members of a pair differ, but their mean hardly varies: two pairs are enough."""
     bnn = moved(alpha=0.05)
-    pairs = used_by(bnn.predict(X, samples="auto", tolerance=0.005, draws="antithetic"))
-    singles = used_by(bnn.predict(X, samples="auto", tolerance=0.005))
+    pairs = used_by(anytime(bnn, X, tolerance=0.005, draws="antithetic"))
+    singles = used_by(anytime(bnn, X, tolerance=0.005))
     assert (singles > 12).any()
     assert (pairs == 12).double().mean() > 0.9

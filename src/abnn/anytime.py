@@ -50,7 +50,7 @@ def sample_until(
     run: Run,
     modes: Sequence[int],
     *,
-    tolerance: float = 0.01,
+    tolerance: float = 0.05,
     max_samples: int = 16,
     seed: int = 0,
     stream: str = "predict",
@@ -70,7 +70,7 @@ def sample_until(
     ...     some = scale if rows is None else scale[rows]
     ...     yield torch.stack([some * noise[2 * d.index + d.mode] for d in draws])
     >>> sample_until(run, modes=[0, 1]).samples_used.tolist()
-    [4, 32, 32]
+    [4, 8, 32]
     """
     _check_tolerance(tolerance)
     size = 2 if stream == "antithetic" else 1
@@ -120,7 +120,10 @@ def looks(max_samples: int, size: int = 1) -> list[int]:
     least = 2 * size  # a variance needs two observations
     max_samples = whole_number("max_samples", max_samples, least=least)
     if max_samples % size:
-        raise ValueError(f"max_samples={max_samples} is odd, and antithetic draws come in pairs.")
+        raise ValueError(
+            f"max_samples={max_samples} is odd, and antithetic draws come in pairs; give an even "
+            "number, or draws='independent'."
+        )
     counts = [least]
     while counts[-1] < max_samples:
         counts.append(min(2 * counts[-1], max_samples))

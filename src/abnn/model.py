@@ -125,8 +125,8 @@ class ABNN(nn.Module):
         modes: Iterable[int] | None = None,
         keep_members: bool = False,
         chunk: int | None = None,
-        draws: DrawKind = "independent",
-        tolerance: float = 0.01,
+        draws: DrawKind | None = None,
+        tolerance: float = 0.05,
         max_samples: int = 16,
     ) -> Prediction:
         """Predict with `samples` draws of every mode: the mean over all, and their disagreement.
@@ -144,8 +144,9 @@ class ABNN(nn.Module):
             keep_members: keep the probabilities of every draw as `Prediction.members`, mode by
                 mode; otherwise memory does not grow with the number of draws.
             chunk: draws that run together; 1 runs them one by one. Default: what fits.
-            draws: "independent", or "antithetic" for pairs of draws whose noise is of opposite
-                sign: the mean probabilities are known better from as many draws.
+            draws: "independent", the default for a number of samples; or "antithetic", that for
+                "auto": pairs of draws whose noise is of opposite sign, by which the mean
+                probabilities are known far better from as many draws.
             tolerance, max_samples: of samples="auto": when an input stops, and after how many
                 draws of every mode at the latest, whatever is known of it by then.
 
@@ -154,13 +155,14 @@ class ABNN(nn.Module):
         >>> bnn.predict(x, samples=4, keep_members=True).members.shape
         torch.Size([8, 5, 3])
         >>> bnn.predict(x, samples="auto").samples_used
-        tensor([4, 8, 4, 8, 8])
+        tensor([8, 8, 8, 8, 8])
         """
         auto = isinstance(samples, str)
         if auto and samples != "auto":
             raise ValueError(
                 f"samples={samples!r} must be a whole number of at least 1, or 'auto'."
             )
+        draws = draws or ("antithetic" if auto else "independent")
         if draws not in get_args(DrawKind):
             raise ValueError(f"draws={draws!r} must be 'independent' or 'antithetic'.")
         chunk = None if chunk is None else whole_number("chunk", chunk, least=1)
