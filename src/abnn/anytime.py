@@ -14,6 +14,9 @@ An input stops at the first look j at which h <= tolerance for all its figures: 
 of every class, and the total and the epistemic uncertainty as shares of log K. Looks come after 2,
 4, 8, ... rounds. To look often must not make it likely to stop by luck, so the j-th look may only
 err with probability delta_j = delta / (j (j + 1)), and these add up to at most delta = 5 %.
+
+Antithetic draws come in pairs whose members are not independent: there the mean of a pair is one
+observation, and L counts pairs. More, and what is measured, is in docs/anytime.md.
 """
 
 from __future__ import annotations
