@@ -24,7 +24,8 @@ def test_importing_abnn_imports_no_other_library() -> None:
 def test_the_core_works_where_no_other_library_is_installed() -> None:
     code = (
         "import sys, tempfile\n"
-        "for name in 'torchvision timm transformers sklearn typer rich torchmetrics'.split():\n"
+        "names = 'torchvision timm transformers sklearn typer rich torchmetrics'\n"
+        "for name in [*names.split(), 'pyarrow', 'matplotlib']:\n"
         "    sys.modules[name] = None\n"
         "import torch, abnn\n"
         "from torch import nn\n"
@@ -32,7 +33,9 @@ def test_the_core_works_where_no_other_library_is_installed() -> None:
         "bnn = abnn.convert(net)\n"
         "data = [(torch.randn(8, 4), torch.randint(3, (8,)))]\n"
         "print(abnn.fit(bnn, data, steps=2, validation=data))\n"
+        "print(bnn.samples_curve(data, max_samples=4))\n"
         "with tempfile.TemporaryDirectory() as run:\n"
+        "    bnn.predict_loader(data, samples='auto', out=f'{run}/preds')\n"
         "    bnn.save(run)\n"
         "    print(abnn.evaluate(abnn.load(run, net), data, ood={'same': data}))\n"
     )

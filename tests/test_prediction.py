@@ -126,3 +126,56 @@ def test_members_are_kept_only_when_asked_for() -> None:
 def test_a_prediction_of_no_members_is_refused() -> None:
     with pytest.raises(ValueError, match="No member was added yet"):
         PredictionStream().result()
+
+
+# Rows
+
+
+@pytest.mark.parametrize("shape", [(9, 4), (9, 4, 3, 5)])
+def test_rows_are_the_prediction_of_those_inputs(shape: tuple[int, ...]) -> None:
+    logits = random_logits(0, 6, *shape)
+    whole, rows = Prediction.from_logits(logits, keep_members=True), torch.tensor([7, 0, 2])
+    some = Prediction.from_logits(logits[:, rows], keep_members=True)
+    for name, values in fields(whole[rows]).items():
+        torch.testing.assert_close(values, fields(some)[name])
+    assert whole[rows].members is not None
+    assert whole[rows].samples_used == 6
+    mask = torch.zeros(9, dtype=torch.bool).index_fill(0, rows, True)
+    assert torch.equal(whole[mask].energy, whole.energy[[0, 2, 7]])
+
+
+def test_joined_predictions_are_those_of_the_joined_inputs() -> None:
+    logits = random_logits(0, 6, 9, 4)
+    parts = [Prediction.from_logits(part, keep_members=True) for part in logits.split(4, dim=1)]
+    joined, whole = Prediction.cat(parts), Prediction.from_logits(logits, keep_members=True)
+    assert joined.samples_used == 6
+    torch.testing.assert_close(joined.members, whole.members)
+    for name, values in fields(joined).items():
+        torch.testing.assert_close(values, fields(whole)[name])
+
+
+def test_joined_predictions_tell_how_many_members_each_input_had() -> None:
+    few, many = (Prediction.from_logits(random_logits(0, S, 2, 3)) for S in (4, 6))
+    joined = Prediction.cat([few, many, Prediction.cat([many, few])])
+    assert isinstance(joined.samples_used, Tensor)
+    assert joined.samples_used.tolist() == [4, 4, 6, 6, 6, 6, 4, 4]
+    assert joined[3:5].used_by_input().tolist() == [6, 6]
+    assert "samples_used=5.0 on average" in repr(joined)
+
+
+def test_a_stream_goes_on_with_some_of_its_inputs() -> None:
+    logits, rows = random_logits(0, 6, 9, 4), torch.tensor([7, 0, 2])
+    stream = PredictionStream(keep_members=True)
+    stream.update(logits[:2])
+    stream.keep(rows)
+    stream.update(logits[2:, rows])
+    expected = Prediction.from_logits(logits[:, rows])
+    for name, values in fields(stream.result()).items():
+        assert torch.allclose(values, fields(expected)[name], atol=1e-5), name
+
+
+def test_what_is_no_row_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"as pred\[:1\]"):
+        Prediction.from_logits(torch.zeros(1, 2, 3))[0]  # type: ignore[index]
+    with pytest.raises(ValueError, match="at least one"):
+        Prediction.cat([])

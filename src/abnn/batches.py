@@ -45,6 +45,20 @@ def split(batch: Any) -> tuple[Inputs, Tensor]:
     return inputs_of(batch), labels.long()
 
 
+def labels_of(batch: Any) -> Tensor | None:
+    """The labels of a batch, or `None` where it has none that are class indices.
+
+    >>> labels_of((torch.zeros(2, 3), torch.tensor([0, 1])))
+    tensor([0, 1])
+    >>> labels_of(torch.zeros(2, 3)) is None
+    True
+    """
+    try:
+        return split(batch)[1]
+    except ValueError:
+        return None
+
+
 def inputs_of(batch: Any) -> Inputs:
     """The inputs of a batch whose labels, if there are any, do not matter.
 

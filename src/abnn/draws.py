@@ -10,13 +10,14 @@ from numbers import Integral
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 T = TypeVar("T")
 
 # What random numbers are for; those of different streams are independent.
-STREAMS = ("predict", "fit", "probe", "prior", "data")
+STREAMS = ("predict", "fit", "probe", "prior", "data", "antithetic")
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Draw:
         seed: the seed of the prediction or of the fit.
         mode: index of the mode.
         index: which draw of this mode.
-        stream: what the noise is for, one of `STREAMS`.
+        stream: what the noise is for, one of `STREAMS`. In "antithetic", draws 2k and 2k + 1 are a
+            pair whose noise is of opposite sign.
 
     >>> Draw(seed=0, mode=2, index=5)
     Draw(seed=0, mode=2, index=5, stream='predict')
@@ -80,8 +82,7 @@ def noise_matrix(draws: Sequence[Draw], size: int) -> Tensor:
 def _noise_matrix(draws: Sequence[Draw], size: int) -> Tensor:
     noise = np.empty((len(draws), size), dtype=np.float32)
     for row, draw in zip(noise, draws, strict=True):
-        rng = generator(draw.stream, draw.seed, draw.mode, draw.index)
-        rng.standard_normal(dtype=np.float32, out=row)
+        row[:] = _normal(draw, (size,))
     return torch.from_numpy(noise)
 
 
@@ -109,17 +110,24 @@ def local_noise(draw: Draw, layer: int, shape: Sequence[int]) -> Tensor:
     >>> bool((small == large[:2]).all())
     True
     """
-    rng = generator(draw.stream, draw.seed, draw.mode, draw.index, layer)
-    return torch.from_numpy(rng.standard_normal(tuple(shape), dtype=np.float32))
+    return torch.from_numpy(_normal(draw, shape, layer))
 
 
-def plan(modes: Iterable[int], samples: int, seed: int) -> list[Draw]:
+def _normal(draw: Draw, shape: Sequence[int], *key: int) -> npt.NDArray[np.float32]:
+    paired = draw.stream == "antithetic"
+    index = draw.index // 2 if paired else draw.index
+    rng = generator(draw.stream, draw.seed, draw.mode, index, *key)
+    noise = rng.standard_normal(tuple(shape), dtype=np.float32)
+    return -noise if paired and draw.index % 2 else noise
+
+
+def all_draws(modes: Iterable[int], samples: int, seed: int, stream: str = "predict") -> list[Draw]:
     """All draws of a prediction, mode by mode.
 
-    >>> [(draw.mode, draw.index) for draw in plan(range(2), samples=2, seed=0)]
+    >>> [(draw.mode, draw.index) for draw in all_draws(range(2), samples=2, seed=0)]
     [(0, 0), (0, 1), (1, 0), (1, 1)]
     """
-    return [Draw(seed, mode, index) for mode in modes for index in range(samples)]
+    return [Draw(seed, mode, index, stream) for mode in modes for index in range(samples)]
 
 
 def whole_number(name: str, value: Any, least: int | None = None) -> int:

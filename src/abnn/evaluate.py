@@ -91,7 +91,7 @@ class Evaluation:
     def to_table(self) -> str:
         """The evaluation as aligned plain text: accuracy and calibration, then OOD detection."""
         blocks = [
-            _aligned(
+            aligned(
                 ["examples", "accuracy %", "nll", "brier", "ECE %"],
                 [
                     str(self.n),
@@ -106,7 +106,7 @@ class Evaluation:
         if paper:
             blocks.append(
                 "OOD detection by maximum probability (msp), %\n"
-                + _aligned(
+                + aligned(
                     ["dataset", "AUROC", "AUPR", "FPR95", "AUPR in", "FPR95 in"],
                     *([name, *_percents(asdict(row).values())] for name, row in paper.items()),
                 )
@@ -115,7 +115,7 @@ class Evaluation:
             names = list(dict.fromkeys(score for scores in self.ood.values() for score in scores))
             blocks.append(
                 "AUROC by score, %\n"
-                + _aligned(
+                + aligned(
                     ["dataset", *names],
                     *(
                         [name, *_percents(scores[s].auroc if s in scores else None for s in names)]
@@ -168,7 +168,7 @@ def evaluate(
         raise ValueError('ood must map names to loaders; give ood={"name": loader}.')
     terms: dict[str, list[Tensor]] = defaultdict(list)
     for batch, prediction in _run(predictor, id_loader, "in-distribution", progress, predict):
-        for name, values in _terms(prediction, split(batch)[1], ignore_index, bool(ood)).items():
+        for name, values in terms_of(prediction, split(batch)[1], ignore_index, bool(ood)).items():
             terms[name].append(values.cpu())
     known = {name: torch.cat(values) for name, values in terms.items()}
     n = known["correct"].numel()
@@ -220,7 +220,7 @@ def _run(
         raise ValueError(f"The loader of the {dataset} data is empty; give at least one batch.")
 
 
-def _terms(
+def terms_of(
     prediction: Prediction, labels: Tensor, ignore_index: int, with_scores: bool
 ) -> dict[str, Tensor]:
     """The few numbers per labelled example that all metrics are made of."""
@@ -246,7 +246,7 @@ def _percents(values: Iterable[float | None]) -> list[str]:
     return ["-" if value is None else f"{value:.2f}" for value in values]
 
 
-def _aligned(header: list[str], *rows: list[str]) -> str:
+def aligned(header: list[str], *rows: list[str]) -> str:
     """Columns of equal width, numbers to the right; a column of names goes to the left."""
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
     named = header[0] == "dataset"

@@ -99,6 +99,33 @@ def channels_last(inputs: Inputs) -> Inputs:
     return kwargs or args
 
 
+def take(inputs: Inputs, rows: Tensor) -> Inputs:
+    """The examples of the batch at the given indices.
+
+    >>> take(torch.tensor([5, 6, 7]), torch.tensor([0, 2]))
+    (tensor([5, 7]),)
+    """
+    return _map_batched(inputs, lambda t: t[rows].contiguous(memory_format=_layout(t)))
+
+
+def all_batched(inputs: Inputs) -> bool:
+    """Whether every tensor of the inputs holds the batch as its leading dimension.
+
+    >>> all_batched((torch.zeros(4, 2), torch.zeros(4)))
+    True
+    >>> all_batched((torch.zeros(4, 2), torch.zeros(3)))
+    False
+    """
+    B = first_tensor(inputs).shape[:1]
+    leaves = pytree.tree_leaves(arguments(inputs))
+    return all(leaf.shape[:1] == B for leaf in leaves if isinstance(leaf, Tensor))
+
+
+def _layout(t: Tensor) -> torch.memory_format:
+    channels_last = t.ndim == 4 and t.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if channels_last else torch.contiguous_format
+
+
 def _map_batched(inputs: Inputs, change: Any) -> Inputs:
     B = first_tensor(inputs).shape[0]
 

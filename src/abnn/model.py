@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from abnn.draws import Draw, whole_number
-from abnn.draws import plan as all_draws
+from abnn.anytime import predict_auto
+from abnn.curve import samples_curve
+from abnn.draws import Draw, all_draws, whole_number
+from abnn.loader import predict_loader
 from abnn.norm import BayesNorm, Noise, make_plain
 from abnn.outputs import Inputs, Output, call
 from abnn.plan import Plan
@@ -20,6 +22,7 @@ from abnn.sampling import Known, Sampler
 from abnn.surgery import twin
 
 Stats = Literal["per_mode", "frozen"]
+DrawKind = Literal["independent", "antithetic"]
 
 
 class ABNN(nn.Module):
@@ -113,33 +116,74 @@ class ABNN(nn.Module):
     def predict(
         self,
         x: Inputs,
-        samples: int = 8,
+        samples: int | Literal["auto"] = 8,
         *,
         seed: int = 0,
         modes: Iterable[int] | None = None,
         keep_members: bool = False,
         plan: Plan | None = None,
+        draws: DrawKind | None = None,
+        tolerance: float = 0.05,
+        max_samples: int = 16,
     ) -> Prediction:
         """Predict with `samples` draws of every mode: the mean over all, and their disagreement.
 
         Args:
             x: a tensor, a tuple of arguments, or a mapping of keyword arguments.
-            samples: draws of the noise per mode, L.
+            samples: draws of the noise per mode, L. With "auto" every input gets as many as it
+                needs, and `Prediction.samples_used` says how many: draws are added to all modes
+                alike until a 95 % confidence interval of the mean probability of every class, and
+                of the total and the epistemic uncertainty as shares of log K, is at most
+                `tolerance` to either side; see `abnn.anytime` for the mathematics. An image of
+                many pixels stops as a whole, by the root mean square over its pixels.
             seed: the same seed gives the same draws, whatever the batch size and the chunks.
             modes: the modes to use; default: all.
             keep_members: keep the probabilities of every draw as `Prediction.members`, mode by
                 mode; otherwise memory does not grow with the number of draws.
             plan: what runs together, if you know better than the default; see `abnn.Plan`.
+            draws: "independent", the default for a number of samples; or "antithetic", that for
+                "auto": pairs of draws whose noise is of opposite sign, by which the mean
+                probabilities are known far better from as many draws.
+            tolerance, max_samples: of samples="auto": when an input stops, and after how many
+                draws of every mode at the latest, whatever is known of it by then.
 
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
-        >>> bnn = abnn.convert(net, modes=2)
-        >>> bnn.predict(torch.randn(5, 4), samples=4, keep_members=True).members.shape
+        >>> bnn, x = abnn.convert(net, modes=2), torch.randn(5, 4)
+        >>> bnn.predict(x, samples=4, keep_members=True).members.shape
         torch.Size([8, 5, 3])
+        >>> bnn.predict(x, samples="auto").samples_used
+        tensor([8, 8, 8, 8, 8])
         """
-        samples = whole_number("samples", samples, least=1)
-        draws = all_draws(self._chosen(modes), samples, whole_number("seed", seed))
+        auto = isinstance(samples, str)
+        if auto and samples != "auto":
+            raise ValueError(
+                f"samples={samples!r} must be a whole number of at least 1, or 'auto'."
+            )
+        draws = draws or ("antithetic" if auto else "independent")
+        if draws not in get_args(DrawKind):
+            raise ValueError(f"draws={draws!r} must be 'independent' or 'antithetic'.")
+        chosen, seed = self._chosen(modes), whole_number("seed", seed)
+        stream = "antithetic" if draws == "antithetic" else "predict"
+        plan = Plan() if plan is None else plan
         with torch.no_grad(), self._evaluating():
-            return self._sampler().predict(x, draws, Plan() if plan is None else plan, keep_members)
+            if auto:
+                return predict_auto(
+                    self,
+                    x,
+                    chosen,
+                    plan,
+                    keep_members=keep_members,
+                    seed=seed,
+                    stream=stream,
+                    tolerance=tolerance,
+                    max_samples=max_samples,
+                )
+            samples = whole_number("samples", samples, least=1)
+            members = all_draws(chosen, samples, seed, stream)
+            return self._sampler().predict(x, members, plan, keep_members)
+
+    predict_loader = predict_loader
+    samples_curve = samples_curve
 
     def plan(self, x: Inputs, samples: int = 8, plan: Plan | None = None) -> Plan:
         """How `predict` would run on these inputs; what a given plan fixes stays.
@@ -150,7 +194,7 @@ class ABNN(nn.Module):
         """
         samples = whole_number("samples", samples, least=1)
         with torch.no_grad(), self._evaluating():
-            return self._sampler().plan(x, samples * self.modes, plan or Plan())
+            return self._sampler().plan(x, samples * self.modes, Plan() if plan is None else plan)
 
     def _chosen(self, modes: Iterable[int] | None) -> list[int]:
         if modes is None:

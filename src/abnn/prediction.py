@@ -6,10 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
+
+# The tensors of a prediction that have a row for every input, in the order of its arguments.
+PER_INPUT = ("log_probs", "aleatoric", "variation_ratio", "max_logit", "energy")
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,7 +30,7 @@ class Prediction:
         variation_ratio: share of members that do not vote for the most voted class, `[B, ...]`.
         max_logit: largest logit, averaged over the members, `[B, ...]`.
         energy: minus the log-sum-exp of the logits, averaged over the members, `[B, ...]`.
-        samples_used: number of members, S.
+        samples_used: number of members, S; of every input, `[B]`, where they differ.
         members: probabilities of every member, `[S, B, K, ...]`, if they were asked for.
 
     >>> import torch
@@ -48,14 +50,17 @@ epistemic 0.603)
     variation_ratio: Tensor
     max_logit: Tensor
     energy: Tensor
-    samples_used: int
+    samples_used: int | Tensor
     members: Tensor | None = None
 
     def __repr__(self) -> str:
         B, K, *rest = self.log_probs.shape
         each = f" of {' x '.join(map(str, rest))}" if rest else ""
+        used: object = self.samples_used
+        if isinstance(used, Tensor):
+            used = f"{used.double().mean():.1f} on average"
         return (
-            f"Prediction(inputs={B}{each}, classes={K}, samples_used={self.samples_used}, "
+            f"Prediction(inputs={B}{each}, classes={K}, samples_used={used}, "
             f"mean confidence {self.confidence.mean():.3f}, total {self.total.mean():.3f}, "
             f"epistemic {self.epistemic.mean():.3f})"
         )
@@ -87,6 +92,57 @@ epistemic 0.603)
         # The difference is never negative in exact arithmetic.
         return (self.total - self.aleatoric).clamp_min(0)
 
+    def __getitem__(self, rows: Tensor | slice) -> Prediction:
+        """The prediction of some of the inputs: a slice, indices or a mask.
+
+        >>> whole = Prediction.from_logits(torch.randn(3, 8, 2))
+        >>> whole[whole.confidence > 0].log_probs.shape, whole[:5].label.shape
+        (torch.Size([8, 2]), torch.Size([5]))
+        """
+        if not isinstance(rows, (Tensor, slice)):
+            raise TypeError(
+                f"Index a Prediction by a slice or a tensor, as pred[:1], not {rows!r}."
+            )
+        used = self.samples_used
+        return Prediction(
+            **{name: getattr(self, name)[rows] for name in PER_INPUT},
+            samples_used=used[rows] if isinstance(used, Tensor) else used,
+            members=None if self.members is None else self.members[:, rows],
+        )
+
+    @classmethod
+    def cat(cls, parts: Sequence[Prediction]) -> Prediction:
+        """The predictions of several batches as one.
+
+        >>> a, b = (Prediction.from_logits(torch.randn(3, n, 2)) for n in (4, 5))
+        >>> Prediction.cat([a, b])[:4].energy.equal(a.energy)
+        True
+        """
+        if not parts:
+            raise ValueError("There is no prediction to join; give at least one.")
+        used: int | Tensor = parts[0].samples_used
+        if any(
+            isinstance(part.samples_used, Tensor) or part.samples_used != used for part in parts
+        ):
+            used = torch.cat([part.used_by_input() for part in parts])
+        members = [part.members for part in parts if part.members is not None]
+        return cls(
+            **{name: torch.cat([getattr(part, name) for part in parts]) for name in PER_INPUT},
+            samples_used=used,
+            members=torch.cat(members, 1) if len(members) == len(parts) else None,
+        )
+
+    def used_by_input(self) -> Tensor:
+        """Number of members of every input, `[B]`, whether they differ or not.
+
+        >>> Prediction.from_logits(torch.zeros(3, 2, 5)).used_by_input()
+        tensor([3, 3])
+        """
+        if isinstance(self.samples_used, Tensor):
+            return self.samples_used
+        B, device = len(self.log_probs), self.log_probs.device
+        return torch.full((B,), self.samples_used, device=device)
+
     @classmethod
     def from_logits(cls, logits: Tensor, keep_members: bool = False) -> Prediction:
         """Combine the logits of all members, `[S, B, K, ...]`, at once.
@@ -97,31 +153,6 @@ epistemic 0.603)
         stream = PredictionStream(keep_members)
         stream.update(logits)
         return stream.result()
-
-    @classmethod
-    def cat(cls, parts: Sequence[Prediction]) -> Prediction:
-        """The prediction of several batches as one; all have the same members.
-
-        >>> one = Prediction.from_logits(torch.zeros(3, 1, 2))
-        >>> Prediction.cat([one, one]).probs.shape
-        torch.Size([2, 2])
-        """
-        if len({part.samples_used for part in parts}) != 1:
-            raise ValueError("Predictions with different numbers of samples can't be one.")
-
-        def joined(name: str, dim: int = 0) -> Any:
-            values = [getattr(part, name) for part in parts]
-            return None if any(value is None for value in values) else torch.cat(values, dim)
-
-        return cls(
-            log_probs=joined("log_probs"),
-            aleatoric=joined("aleatoric"),
-            variation_ratio=joined("variation_ratio"),
-            max_logit=joined("max_logit"),
-            energy=joined("energy"),
-            samples_used=parts[0].samples_used,
-            members=joined("members", 1),
-        )
 
 
 class PredictionStream:
@@ -164,6 +195,12 @@ class PredictionStream:
         if self.keep_members:
             self._members.append(probs)
         self.count += len(logits)
+
+    def keep(self, rows: Tensor) -> None:
+        """Go on with some of the inputs only: those at the given indices."""
+        for name in ("_log_sum", "_aleatoric", "_max_logit", "_energy", "_votes"):
+            setattr(self, name, getattr(self, name)[rows])
+        self._members = [members[:, rows] for members in self._members]
 
     def result(self) -> Prediction:
         """The prediction of all members seen so far."""

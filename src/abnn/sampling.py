@@ -113,22 +113,35 @@ class Sampler:
         self, inputs: Inputs, draws: Sequence[Draw], plan: Plan, keep_members: bool
     ) -> Prediction:
         """The prediction of the draws, in passes as planned."""
-        if not isinstance(plan, Plan):
-            raise TypeError(f"plan={plan!r} is not an abnn.Plan; write plan=abnn.Plan(draws=4).")
+        streams: list[PredictionStream] = []
+        with closing(self._planned(inputs, draws, plan)) as groups:
+            for passes in groups:
+                for i, logits in enumerate(passes):
+                    if i == len(streams):
+                        streams.append(PredictionStream(keep_members))
+                    streams[i].update(logits)
+        parts = [stream.result() for stream in streams]
+        return parts[0] if len(parts) == 1 else Prediction.cat(parts)
+
+    def planned_logits(self, inputs: Inputs, draws: Sequence[Draw], plan: Plan) -> Tensor:
+        """Logits of the draws, `[S, B, K, ...]`, in passes as planned."""
+        with closing(self._planned(inputs, draws, plan)) as groups:
+            return torch.cat([torch.cat(list(passes), 1) for passes in groups])
+
+    def _planned(
+        self, inputs: Inputs, draws: Sequence[Draw], plan: Plan
+    ) -> Generator[Iterator[Tensor], None, None]:
+        """For one group of draws after the other their logits, a piece of the batch at a time."""
         _check_examples(inputs)
         with _RUNNING:
             folding = self._folding(inputs) if len(draws) > 1 else None
             plan = self._completed(plan, inputs, len(draws), folding)
             folding = folding and _restricted(folding, plan)
             batches = list(pieces(inputs, plan.examples))
-            streams = [PredictionStream(keep_members) for _ in batches]
             assert plan.draws is not None
             for weights, part in self._parts(draws, plan.draws):
                 with closing(self._passes(batches, weights, part, folding)) as passes:
-                    for stream, logits in zip(streams, passes, strict=True):
-                        stream.update(logits)
-        parts = [stream.result() for stream in streams]
-        return parts[0] if len(parts) == 1 else Prediction.cat(parts)
+                    yield passes
 
     def plan(self, inputs: Inputs, draws: int, plan: Plan) -> Plan:
         """The plan of a prediction, with nothing left to choose."""
@@ -182,6 +195,8 @@ class Sampler:
             yield self._one_by_one(batch, weights, part)
 
     def _completed(self, plan: Plan, inputs: Inputs, draws: int, folding: Folding | None) -> Plan:
+        if not isinstance(plan, Plan):
+            raise TypeError(f"plan={plan!r} is not an abnn.Plan; write plan=abnn.Plan(draws=4).")
         x = first_tensor(inputs)
         B = len(x)
         if folding is None:
