@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from numbers import Integral
 from typing import Any, TypeVar
 
@@ -26,6 +26,7 @@ class Draw:
         mode: index of the mode.
         index: which draw of this mode.
         stream: what the noise is for, one of `STREAMS`.
+        share: where only a part of a batch is: how many rows come before it, and how many are here.
 
     >>> Draw(seed=0, mode=2, index=5)
     Draw(seed=0, mode=2, index=5, stream='predict')
@@ -35,6 +36,7 @@ class Draw:
     mode: int
     index: int
     stream: str = "predict"
+    share: tuple[int, int] | None = field(default=None, repr=False)
 
 
 def generator(stream: str, seed: int, *key: int) -> np.random.Generator:
@@ -71,8 +73,10 @@ def local_noise(draw: Draw, layer: int, shape: Sequence[int]) -> Tensor:
     >>> bool((small == large[:2]).all())
     True
     """
+    before = 0 if draw.share is None else shape[0] * draw.share[0] // draw.share[1]
     rng = generator(draw.stream, draw.seed, draw.mode, draw.index, layer)
-    return torch.from_numpy(rng.standard_normal(tuple(shape), dtype=np.float32))
+    rows = rng.standard_normal((before + shape[0], *shape[1:]), dtype=np.float32)
+    return torch.from_numpy(rows)[before:]
 
 
 def plan(modes: Iterable[int], samples: int, seed: int) -> list[Draw]:
