@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
@@ -12,6 +14,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
 from abnn.artifact import fingerprint
 from abnn.model import ABNN
@@ -247,9 +251,39 @@ def world() -> World:
         if torch.cuda.is_available():
             torch.cuda.set_device(World().device)
             backend = "cpu:gloo,cuda:nccl"
-        dist.init_process_group(backend)
+        store, rank, size = next(rendezvous("env://"))
+        dist.init_process_group(
+            backend, store=_fresh(store, rank, size), rank=rank, world_size=size
+        )
         atexit.register(_leave)
     return World(dist.get_rank(), dist.get_world_size())
+
+
+def _fresh(store: Any, rank: int, size: int) -> Any:
+    """A part of torchrun's store that no earlier attempt has written to.
+
+    torchrun keeps one store over all its restarts (pytorch issue 135712), in which a process that
+    was started again finds the addresses of dead ones. So every process says its own, new name;
+    process 0 answers each name with a new place to meet, until all have come there.
+    """
+    name, deadline = uuid.uuid4().hex, time.monotonic() + store.timeout.total_seconds()
+    if rank > 0:
+        store.set(f"abnn/name/{rank}", name)
+        place = store.get(f"abnn/answer/{name}").decode()
+        store.set(f"{place}/came/{rank}", "")
+        return PrefixStore(place, store)
+    place, missing, answered = f"abnn/{name}", set(range(1, size)), set()
+    while missing:
+        for other in [r for r in missing if store.check([f"abnn/name/{r}"])]:
+            theirs = store.get(f"abnn/name/{other}").decode()
+            if theirs not in answered:
+                store.set(f"abnn/answer/{theirs}", place)
+                answered.add(theirs)
+        missing = {r for r in missing if not store.check([f"{place}/came/{r}"])}
+        if time.monotonic() > deadline:
+            raise PeerError(f"Processes {sorted(missing)} did not come; see their output.")
+        time.sleep(0.01)
+    return PrefixStore(place, store)
 
 
 def _leave() -> None:

@@ -149,7 +149,7 @@ def _choose(wanted: Split | None, bnn: ABNN, loader: Iterable[Any], size: int) -
     if chosen == "modes":
         if bnn.modes < size:
             raise ValueError(
-                f"{bnn.modes} modes are too few for {size} processes to have one each; use "
+                f"modes={bnn.modes} is too few for {size} processes to have one each; use "
                 "split='data'."
             )
         if is_share(loader):
