@@ -209,8 +209,7 @@ def of_this_rank(
 
 def net_of_rank(rank: int) -> nn.Sequential:
     net = mlp()
-    with torch.no_grad():
-        net[0].bias += rank  # type: ignore[operator]
+    dict(net.named_parameters())["0.bias"].data += rank
     return net
 
 
