@@ -14,8 +14,6 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]
-from torch.distributed.rendezvous import rendezvous
 
 from abnn.artifact import fingerprint
 from abnn.model import ABNN
@@ -251,6 +249,8 @@ def world() -> World:
         if torch.cuda.is_available():
             torch.cuda.set_device(World().device)
             backend = "cpu:gloo,cuda:nccl"
+        from torch.distributed.rendezvous import rendezvous
+
         store, rank, size = next(rendezvous("env://"))
         dist.init_process_group(
             backend, store=_fresh(store, rank, size), rank=rank, world_size=size
@@ -266,6 +266,8 @@ def _fresh(store: Any, rank: int, size: int) -> Any:
     was started again finds the addresses of dead ones. So every process says its own, new name;
     process 0 answers each name with a new place to meet, until all have come there.
     """
+    from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+
     name, deadline = uuid.uuid4().hex, time.monotonic() + store.timeout.total_seconds()
     if rank > 0:
         store.set(f"abnn/name/{rank}", name)
