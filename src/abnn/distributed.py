@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from abnn.artifact import fingerprint
 from abnn.model import ABNN
@@ -215,9 +216,19 @@ def shard(bnn: ABNN, device: torch.device | str | None = None) -> ABNN:
         tensor.data = tensor.data.to(device)
     for block in (*_blocks(bnn.backbone), bnn.backbone):
         if any(parameter not in whole for parameter in block.parameters()):
+            block.register_forward_hook(_owned)
             fully_shard(block, mesh=mesh, ignored_params=whole)
     bnn.sharded = before
     return bnn
+
+
+def _owned(_block: nn.Module, _inputs: Any, outputs: Any) -> Any:
+    """Outputs that are no views: a change of a view in place would take away FSDP's hook on it."""
+
+    def own(leaf: Any) -> Any:
+        return leaf.clone() if isinstance(leaf, Tensor) and leaf._is_view() else leaf
+
+    return pytree.tree_map(own, outputs)
 
 
 def _blocks(net: nn.Module) -> Iterator[nn.Module]:
