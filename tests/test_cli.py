@@ -41,7 +41,9 @@ def test_the_version_is_the_librarys(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == f"abnn {abnn.__version__}\n"
 
 
-@pytest.mark.parametrize("args", [[], ["--help"], ["demo", "--help"], ["inspect", "--help"]])
+@pytest.mark.parametrize(
+    "args", [[], ["--help"], ["demo", "--help"], ["fit", "--help"], ["inspect", "--help"]]
+)
 def test_help_has_an_example(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(args) == 0
     assert f"Example: abnn {args[0] if len(args) > 1 else 'demo'}" in capsys.readouterr().out

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -123,6 +124,8 @@ def fingerprint(bnn: ABNN) -> dict[str, str]:
     >>> sorted(fingerprint(convert(net)))
     ['structure', 'values']
     """
+    if bnn.sharded is not None:
+        return bnn.sharded
     banks = {f"{name}.bank.".lstrip(".") for name in bnn.bayes_layers}
     structure, values = hashlib.sha256(), hashlib.sha256()
     for name, module in bnn.backbone.named_modules():
@@ -152,7 +155,8 @@ def tensor_bytes(tensor: Tensor) -> bytes | memoryview:
 
 def write(path: Path, data: bytes) -> None:
     """Write a file so that at every moment there is either the old one or the whole new one."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    # Processes of several hosts may write the same file, and may have the same number.
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "wb") as file:
             file.write(data)

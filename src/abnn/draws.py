@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from numbers import Integral
 from typing import Any, TypeVar
@@ -30,6 +30,7 @@ class Draw:
         index: which draw of this mode.
         stream: what the noise is for, one of `STREAMS`. In "antithetic", draws 2k and 2k + 1 are a
             pair whose noise is of opposite sign.
+        share: where only a part of a batch is: how many rows come before it, and how many are here.
 
     >>> Draw(seed=0, mode=2, index=5)
     Draw(seed=0, mode=2, index=5, stream='predict')
@@ -39,6 +40,7 @@ class Draw:
     mode: int
     index: int
     stream: str = "predict"
+    share: tuple[int, int] | None = field(default=None, repr=False)
 
 
 def generator(stream: str, seed: int, *key: int) -> np.random.Generator:
@@ -110,7 +112,9 @@ def local_noise(draw: Draw, layer: int, shape: Sequence[int]) -> Tensor:
     >>> bool((small == large[:2]).all())
     True
     """
-    return torch.from_numpy(_normal(draw, shape, layer))
+    before = 0 if draw.share is None else shape[0] * draw.share[0] // draw.share[1]
+    rows = _normal(draw, (before + shape[0], *shape[1:]), layer)
+    return torch.from_numpy(rows[before:])
 
 
 def _normal(draw: Draw, shape: Sequence[int], *key: int) -> npt.NDArray[np.float32]:

@@ -182,7 +182,7 @@ def _probe(layer: nn.Module, form: Form) -> Form | LeftAlone:
         layer = copy.deepcopy(layer).to(device="cpu", dtype=torch.float32).eval()
         tail_off = {name: nn.Identity() for name in form.tail}
         found: Form | LeftAlone | None = None
-        for x in _probe_inputs(form.shape):
+        for x in probe_inputs(form.shape):
             try:
                 with swapped(layer, tail_off):
                     candidate = _probe_with(layer, form, x)
@@ -248,7 +248,7 @@ def _axes(shape: torch.Size) -> tuple[Literal["channel", "trailing"], ...]:
     return ("trailing", "channel") if len(shape) == 1 else ("trailing",)
 
 
-def _probe_inputs(shape: torch.Size) -> Iterator[Tensor]:
+def probe_inputs(shape: torch.Size) -> Iterator[Tensor]:
     """Inputs of the usual layouts for a gamma of this shape; no other dimension has its size."""
     C = shape.numel()
     other = 5 if C == 3 else 3

@@ -8,28 +8,32 @@ result is the same as one after the other.
 from __future__ import annotations
 
 import math
-import random
 import time
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from abnn.artifact import bank_tensors, load_banks
 from abnn.batches import device_of, split, to_device
-from abnn.draws import Draw, generator
+from abnn.distributed import World, world
+from abnn.draws import Draw
+from abnn.fitplan import FitPlan, Split
 from abnn.model import ABNN
 from abnn.norm import BayesNorm
+from abnn.order import randomness_kept, seed_epoch
+from abnn.outputs import Inputs
 from abnn.prior import abnn_loss
 from abnn.progress import Progress
 from abnn.recipe import Recipe
-from abnn.rundir import GroupState, RunDirectory
-from abnn.validation import FitResult, validate, validate_original
+from abnn.rundir import GroupState, Place, RunDirectory, data_digest
+from abnn.syncnorm import example_statistics
+from abnn.validation import FitResult, validate_all, validate_original
 
 
 def fit(
@@ -42,6 +46,7 @@ def fit(
     ignore_index: int = -100,
     progress: bool | None = None,
     checkpoint_seconds: float = 30.0,
+    split: Split | None = None,
     **overrides: Any,
 ) -> FitResult:
     """Fine-tune gamma and beta of every mode, each under a random class prior of its own.
@@ -59,6 +64,8 @@ def fit(
         ignore_index: label of examples or pixels that do not count.
         progress: show a line of progress; default: on a terminal.
         checkpoint_seconds: how often the run directory gets a checkpoint.
+        split: what the processes of torchrun share: "data", every batch, or "modes"; default:
+            the modes where every process gets as many, else the data. See docs/scale.md.
         overrides: values of the recipe to replace, as `lr=0.05`.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
@@ -68,67 +75,90 @@ def fit(
     >>> result.losses.shape  # steps, modes
     torch.Size([5, 2])
     """
-    chosen = _recipe(recipe, overrides)
-    _check_arguments(bnn, loader, chosen)
-    plan = _Plan(bnn, loader, chosen, ignore_index)
+    with world().joined(device_of(bnn)) as everyone:
+        with everyone.meeting():
+            chosen = _recipe(recipe, overrides)
+            plan = FitPlan(bnn, loader, chosen, ignore_index, everyone, split)
+            directory = plan.directory(run, checkpoint_seconds)
+        plan.agree(directory, validation)
+        progress = progress if everyone.rank == 0 else False
+        check = (validation, ignore_index, progress, everyone)
+        original = validate_original(bnn, *check)
+        started = time.monotonic()
+        losses = _fit_modes(plan, directory, progress)
+        seconds = time.monotonic() - started + (directory.seconds_before if directory else 0.0)
+        whole, modes = validate_all(bnn, *check)
+        result = FitResult(chosen, losses, everyone.gather(seconds)[0], original, whole, modes)
+        bnn.fitted = result.provenance()
+        with everyone.meeting():
+            if directory:
+                directory.finish(bnn, result)
+    return result
+
+
+def _fit_modes(plan: FitPlan, directory: RunDirectory | None, progress: bool | None) -> Tensor:
+    """Fit all modes, those of other processes too; the losses of all, `[steps, M]`."""
+    bnn, was_training = plan.bnn, plan.bnn.training
     before = {name: tensor.clone() for name, tensor in bank_tensors(bnn).items()}
-    directory = RunDirectory(run, bnn, chosen, plan.steps, checkpoint_seconds) if run else None
-    original = validate_original(bnn, validation, ignore_index, progress)
-    started, was_training = time.monotonic(), bnn.training
     losses = torch.full((plan.steps, bnn.modes), math.nan)
     try:
-        with _global_randomness_kept(loader), _gradients_watched(bnn), torch.enable_grad():
-            for group in plan.groups:
-                _fit_group(plan, group, losses, directory, progress)
+        with ExitStack() as stack:
+            for context in (randomness_kept(plan.loader), _gradients_watched(bnn)):
+                stack.enter_context(context)
+            stack.enter_context(torch.enable_grad())
+            stack.enter_context(plan.whole_batch.attached())
+            # Processes with modes of their own meet at the end; those that share batches, always.
+            owners = stack.enter_context(plan.owners())
+            with owners.meeting():
+                for group in plan.groups:
+                    _fit_group(plan, group, losses, directory, progress)
+            _collect(plan, losses, owners)
     except BaseException:
         load_banks(bnn, before)
         raise
     finally:
         bnn.train(was_training)
-    seconds = time.monotonic() - started + (directory.seconds_before if directory else 0.0)
-    result = FitResult(
-        recipe=chosen,
-        losses=losses,
-        seconds=seconds,
-        original=original,
-        whole=validate(bnn, validation, ignore_index, progress),
-        modes=tuple(
-            validate(bnn, validation, ignore_index, progress, mode) for mode in range(bnn.modes)
-        ),
-    )
-    bnn.fitted = result.provenance()
-    if directory:
-        directory.finish(bnn, result)
-    return result
+    return losses
 
 
-class _Plan:
-    """What does not change during a fit: data, number of steps, groups of modes, priors."""
+def _collect(plan: FitPlan, losses: Tensor, owners: World) -> None:
+    """Give every process the modes that others have fitted."""
+    banks, own = bank_tensors(plan.bnn), slice(plan.own.start, plan.own.stop)
+    rows = {name: bank[own].cpu() for name, bank in banks.items()}
+    for theirs, tensors, lost in owners.gather((own, rows, losses[:, own].clone())):
+        losses[:, theirs] = lost
+        for name, tensor in tensors.items():
+            banks[name][theirs].copy_(tensor)
 
-    def __init__(self, bnn: ABNN, loader: Iterable[Any], recipe: Recipe, ignore_index: int) -> None:
-        self.bnn, self.loader, self.recipe, self.ignore_index = bnn, loader, recipe, ignore_index
-        self.epoch_length = len(loader) if isinstance(loader, Sized) else None
-        self.steps = _steps(recipe, self.epoch_length)
-        self.device = device_of(bnn) or torch.device("cpu")
-        k = min(recipe.modes_at_once or bnn.modes, bnn.modes)
-        self.groups = [range(i, min(i + k, bnn.modes)) for i in range(0, bnn.modes, k)]
-        self.batch_statistics = [
-            name
-            for name, layer in bnn.bayes_layers.items()
-            if layer.bank.mean is not None and layer.bank.form.family == "batch"
-        ]
-        _check_last_batch(loader, self.batch_statistics)
 
-    def eta(self, group: range, classes: int) -> Tensor:
-        """The class weights of the random prior of every mode in a group, `[S, K]`."""
-        prior, seed = self.recipe.prior, self.recipe.seed
-        if prior is None:
-            return torch.zeros(len(group), classes, device=self.device)
-        return torch.stack([prior.draw(classes, seed, mode) for mode in group]).to(self.device)
+@dataclass(frozen=True)
+class _Batch:
+    """A batch, or a process's share of it, on the device.
+
+    Args:
+        raw: what the loader gave.
+        inputs, labels: of this share.
+        number: which batch of the epoch, from 1.
+        first: rows of the batch that other processes have before these.
+        part: this share of all rows.
+        count: how many labels of the whole batch count; None if this is the whole batch.
+        at_once: how many modes run together.
+        due: whether a checkpoint follows.
+    """
+
+    raw: Any
+    inputs: Inputs
+    labels: Tensor
+    number: int
+    first: int
+    part: float
+    count: int | None
+    at_once: int
+    due: bool
 
 
 def _fit_group(
-    plan: _Plan,
+    plan: FitPlan,
     group: range,
     losses: Tensor,
     directory: RunDirectory | None,
@@ -146,47 +176,110 @@ def _fit_group(
     state = GroupState(bnn, group, optimizer, scaler, losses)
     if directory:
         step, epoch, offset = directory.resume(state)
-    label = "fit" if len(plan.groups) == 1 else f"fit modes {group.start}-{group.stop - 1}"
+    label = "fit" if len(group) == bnn.modes else f"fit modes {group.start}-{group.stop - 1}"
     bnn.train()
     with Progress(steps, label, progress) as bar:
         while step < steps:
-            _seed_epoch(plan.loader, recipe.seed, epoch)
-            seen = 0
-            for batch in plan.loader:
-                seen += 1
-                if seen <= offset:  # done before the fit was interrupted
-                    if directory and seen == offset:
-                        directory.check_data(batch)
-                    continue
-                inputs, labels = split(batch)
-                labels = labels.to(plan.device)
-                _check_batch(plan, labels)
-                now = epoch + (seen - 1) / plan.epoch_length if plan.epoch_length else 0.0
+            for batch in _batches(plan, group, (step, epoch, offset), directory):
+                now = epoch + (batch.number - 1) / plan.epoch_length if plan.epoch_length else 0.0
                 for param_group in optimizer.param_groups:
                     param_group["lr"] = recipe.lr_at(step, steps, now)
-                draws = [Draw(recipe.seed, mode, step, "fit") for mode in group]
-                with _autocast(recipe, plan.device):
-                    logits = bnn.logits(to_device(inputs, plan.device), draws)
-                _check_labels(labels, logits, plan.ignore_index)
-                eta = plan.eta(group, logits.shape[2])
-                loss = abnn_loss(logits, labels, eta, plan.ignore_index)
-                _check_loss(loss, group, step, recipe)
-                scaled = scaler.scale(loss.sum())
-                grads = torch.autograd.grad(scaled, banks, allow_unused=True)
-                for row, grad in zip(rows, grads, strict=True):
-                    row.grad = None if grad is None else grad[group.start : group.stop]
+                for start in range(group.start, group.stop, batch.at_once):
+                    some = range(start, min(start + batch.at_once, group.stop))
+                    loss, total = _loss(plan, some, batch, step)
+                    _check_loss(total, some, step, recipe)
+                    grads = torch.autograd.grad(scaler.scale(loss.sum()), banks, allow_unused=True)
+                    _take(rows, grads, group, some)
+                    losses[step, some.start : some.stop] = total
+                _add_up(plan, group, rows, batch.part)
                 scaler.step(optimizer)
                 scaler.update()
-                losses[step, group.start : group.stop] = loss.detach().cpu()
+                mean = losses[step, group.start : group.stop].mean().item()
                 step += 1
-                bar.update(step, f"loss {loss.mean().item():.4f}")
-                if directory:
-                    directory.checkpoint(state, (step, epoch, seen), batch)
+                bar.update(step, f"loss {mean:.4f}")
+                if directory and batch.due:
+                    digests = plan.world.gather(data_digest(batch.raw))
+                    directory.checkpoint(state, (step, epoch, batch.number), digests)
                 if step == steps:
-                    break
-            else:
-                _check_epoch(seen, epoch, step, steps, plan.epoch_length)
-                epoch, offset = epoch + 1, 0
+                    return
+            epoch, offset = epoch + 1, 0
+
+
+def _batches(
+    plan: FitPlan, group: range, place: Place, directory: RunDirectory | None
+) -> Iterator[_Batch]:
+    """The batches of an epoch that are still to do; processes that share them agree on each."""
+    step, epoch, offset = place
+    seed_epoch(plan.loader, plan.recipe.seed, epoch)
+    pieces, number = iter(plan.pieces), 0
+    while True:
+        with plan.world.meeting(6) as meeting:
+            piece = next(pieces, None)
+            while piece is not None and number < offset:  # done before the fit was interrupted
+                number += 1
+                if directory and number == offset:
+                    directory.check_data(piece[0])
+                piece = next(pieces, None)
+            number += 1
+            if piece is not None:
+                inputs, labels = split(piece[0])
+                inputs, labels = to_device(inputs, plan.device), labels.to(plan.device)
+                counted = int((labels != plan.ignore_index).sum()) if plan.shares_data else 0
+                at_once = min(len(group), plan.bnn._sampler().at_once(inputs, len(group) > 1))
+                due = directory is not None and directory.is_due(step + 1 == plan.steps)
+                meeting.say(1, len(labels), counted, piece[1], at_once, due)
+        given, lengths, counts, checksums, at_onces, due_there = meeting.heard.T
+        plan.check_pieces(given, checksums, epoch, number)
+        if piece is None:
+            _check_epoch(number - 1, epoch, step, plan.steps, plan.epoch_length)
+            return
+        first, rows = int(lengths[: plan.world.rank].sum()), int(lengths.sum())
+        plan.check_rows(rows)
+        count = int(counts.sum()) if plan.shares_data else None
+        part, due = len(labels) / rows, bool(due_there[0])
+        together = int(at_onces.min())  # all processes must run the network alike
+        yield _Batch(piece[0], inputs, labels, number, first, part, count, together, due)
+        step += 1
+
+
+def _loss(plan: FitPlan, group: range, batch: _Batch, step: int) -> tuple[Tensor, Tensor]:
+    """The loss of every mode: this process's part of it, and that of the whole batch."""
+    share = (batch.first, len(batch.labels)) if plan.shares_data else None
+    draws = [Draw(plan.recipe.seed, mode, step, "fit", share) for mode in group]
+    sampler = plan.bnn._sampler()
+    with _autocast(plan.recipe, plan.device):
+        logits = plan.whole_batch.run(lambda: sampler.training_logits(batch.inputs, draws))
+    with plan.world.meeting(len(group)) as meeting:
+        _check_labels(batch.labels, logits, plan.ignore_index)
+        eta = plan.eta(group, logits.shape[2])
+        loss = abnn_loss(logits, batch.labels, eta, plan.ignore_index, batch.count)
+        meeting.say(*loss.tolist())
+    return loss, meeting.heard.sum(0).float()
+
+
+def _take(
+    rows: list[nn.Parameter], grads: Sequence[Tensor | None], group: range, some: range
+) -> None:
+    """Keep the gradients of some of the modes of a group."""
+    for row, grad in zip(rows, grads, strict=True):
+        if some.start == group.start:  # the first of a step: a row without a gradient has none
+            row.grad = None if grad is None else torch.zeros_like(row)
+        if row.grad is not None and grad is not None:
+            own = slice(some.start - group.start, some.stop - group.start)
+            row.grad[own] = grad[some.start : some.stop]
+
+
+def _add_up(plan: FitPlan, group: range, rows: list[nn.Parameter], part: float) -> None:
+    """Make the gradients those of the whole batch, where processes have a part of it each."""
+    if not plan.shares_data:
+        return
+    grads = [row.grad for row in rows if row.grad is not None]
+    statistics = example_statistics(plan.bnn.bayes_layers.values(), group)
+    tensors = [*grads, *(part * statistic for statistic in statistics)]
+    flat = plan.world.sum_(torch.cat([tensor.flatten() for tensor in tensors]))
+    pieces = flat.split([tensor.numel() for tensor in tensors])
+    for tensor, piece in zip([*grads, *statistics], pieces, strict=True):
+        tensor.copy_(piece.view_as(tensor))
 
 
 def _recipe(recipe: str | PathLike[str] | Recipe | None, overrides: dict[str, Any]) -> Recipe:
@@ -210,48 +303,6 @@ def _optimizer(recipe: Recipe, rows: list[nn.Parameter]) -> torch.optim.Optimize
 def _autocast(recipe: Recipe, device: torch.device) -> torch.autocast:
     dtype = torch.float16 if recipe.amp == "fp16" else torch.bfloat16
     return torch.autocast(device.type, dtype, enabled=recipe.amp is not None)
-
-
-# Data order and augmentation are a function of (seed, epoch), so that a resumed fit sees the same
-# batches; the numbers of the noise never come from these generators.
-
-
-def _seed_epoch(loader: Iterable[Any], seed: int, epoch: int) -> None:
-    numbers = generator("data", seed, epoch)
-    random.seed(int(numbers.integers(2**32)))
-    np.random.seed(int(numbers.integers(2**32)))  # noqa: NPY002  (what augmentations use)
-    torch.manual_seed(int(numbers.integers(2**32)))
-    for own in _generators(loader):
-        own.manual_seed(int(numbers.integers(2**32)))
-    for sampler in _samplers(loader):
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(epoch)
-
-
-def _samplers(loader: Iterable[Any]) -> list[Any]:
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    found = [getattr(loader, "sampler", None), batch_sampler]
-    return [s for s in (*found, getattr(batch_sampler, "sampler", None)) if s is not None]
-
-
-def _generators(loader: Iterable[Any]) -> list[torch.Generator]:
-    owners = (loader, *_samplers(loader))
-    found = (getattr(owner, "generator", None) for owner in owners)
-    return list({id(g): g for g in found if isinstance(g, torch.Generator)}.values())
-
-
-@contextmanager
-def _global_randomness_kept(loader: Iterable[Any]) -> Iterator[None]:
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    own = [(g, g.get_state()) for g in _generators(loader)]
-    try:
-        yield
-    finally:
-        random.setstate(states[0])
-        np.random.set_state(states[1])  # noqa: NPY002
-        torch.set_rng_state(states[2])
-        for g, state in own:
-            g.set_state(state)
 
 
 # What can be wrong, said where it is noticed
@@ -280,61 +331,6 @@ def _gradients_watched(bnn: ABNN) -> Iterator[None]:
         for name, layer in bnn.bayes_layers.items():
             stack.callback(layer.register_forward_pre_hook(partial(watch, name)).remove)
         yield
-
-
-def _steps(recipe: Recipe, epoch_length: int | None) -> int:
-    if epoch_length == 0:
-        raise ValueError("The training loader is empty: there is nothing to fit to.")
-    if epoch_length is None and (recipe.steps is None or recipe.schedule == "multistep"):
-        raise ValueError(
-            "The training loader has no length, so epochs can't be counted; pass steps= and a "
-            "schedule without milestones."
-        )
-    if recipe.steps is not None:
-        return recipe.steps
-    assert epoch_length is not None
-    return max(1, round(recipe.epochs * epoch_length))
-
-
-def _check_arguments(bnn: ABNN, loader: Iterable[Any], recipe: Recipe) -> None:
-    if not isinstance(bnn, ABNN):
-        raise TypeError(f"fit takes what abnn.convert returns, not a {type(bnn).__name__}.")
-    if not isinstance(loader, Iterable):
-        raise TypeError(f"fit takes a loader of batches, not a {type(loader).__name__}.")
-    if any(tensor.is_inference() for tensor in bnn.state_dict().values()):
-        raise ValueError(
-            "The network was made under torch.inference_mode(), so no gradient passes through it; "
-            "build it and load its weights outside of that."
-        )
-    for name in ("alpha", "noise", "stats", "modes"):
-        wanted, has = getattr(recipe, name), getattr(bnn, name)
-        if wanted is not None and wanted != has:
-            raise ValueError(
-                f"The recipe wants {name}={wanted!r}, but the network was converted with "
-                f"{name}={has!r}; convert it with {name}={wanted!r}, or pass fit(..., {name}="
-                f"{has!r})."
-            )
-
-
-def _check_last_batch(loader: Iterable[Any], batch_statistics: list[str]) -> None:
-    """A last batch of one would stop the fit at the end of the epoch: say so at its start."""
-    size, data = getattr(loader, "batch_size", None), getattr(loader, "dataset", None)
-    if not batch_statistics or not isinstance(size, int) or not isinstance(data, Sized):
-        return
-    if not getattr(loader, "drop_last", False) and len(data) % size == 1:
-        raise _batch_of_one(batch_statistics)
-
-
-def _batch_of_one(batch_statistics: list[str]) -> ValueError:
-    return ValueError(
-        f"A batch of one example has no batch statistics, which {batch_statistics[0]!r} needs; "
-        "use a larger batch size, DataLoader(..., drop_last=True), or convert with stats='frozen'."
-    )
-
-
-def _check_batch(plan: _Plan, labels: Tensor) -> None:
-    if len(labels) == 1 and plan.batch_statistics:
-        raise _batch_of_one(plan.batch_statistics)
 
 
 def _check_labels(labels: Tensor, logits: Tensor, ignore_index: int) -> None:

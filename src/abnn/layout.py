@@ -21,8 +21,9 @@ def has_images(net: nn.Module, x: Tensor) -> bool:
 
 def _convolutions(net: nn.Module) -> Iterator[nn.Module]:
     for module in net.modules():
-        weight = module._parameters.get("weight")
-        if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) and weight is not None:
+        # A weight of another type, such as one that is spread over processes, is not to be copied.
+        plain = type(module._parameters.get("weight")) is nn.Parameter
+        if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) and plain:
             yield module
 
 

@@ -60,6 +60,8 @@ class ABNN(nn.Module):
         self.class_dim = class_dim
         self.output = output
         self.fitted: dict[str, Any] | None = None
+        # The fingerprint of a backbone that `abnn.distributed.shard` has spread over processes.
+        self.sharded: dict[str, str] | None = None
         self._trainable = frozenset(trainable)
         self._training = frozenset(training)
         self._known = Known()
@@ -264,8 +266,7 @@ class ABNN(nn.Module):
                 "noise='channel' it is."
             )
         draws = [Draw(seed, mode, index)]
-        net = twin(self)
-        assert isinstance(net, ABNN)
+        net = self._twin()
         sampler = net._sampler()
         with torch.no_grad():
             actives = sampler.weights(draws).of(range(1), batch=1)
@@ -282,14 +283,23 @@ class ABNN(nn.Module):
         >>> bool((abnn.convert(net).restore()(x) == net(x)).all())
         True
         """
-        net = twin(self)
-        assert isinstance(net, ABNN)
+        net = self._twin()
         for layer in net.bayes_layers.values():
             make_plain(layer, draw=False)
         plain = self._as_before(net.backbone)
         for name, module in plain.named_modules():
             module.training = name in self._training
         return plain
+
+    def _twin(self) -> ABNN:
+        if self.sharded is not None:
+            raise RuntimeError(
+                "The backbone is spread over processes, so no plain network can be taken from it; "
+                "save this ABNN, and load it onto the original network."
+            )
+        net = twin(self)
+        assert isinstance(net, ABNN)
+        return net
 
     def _as_before(self, net: nn.Module) -> nn.Module:
         for name, parameter in net.named_parameters():

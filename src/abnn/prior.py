@@ -52,7 +52,13 @@ class RandomPrior:
         return eta
 
 
-def abnn_loss(logits: Tensor, labels: Tensor, eta: Tensor, ignore_index: int = -100) -> Tensor:
+def abnn_loss(
+    logits: Tensor,
+    labels: Tensor,
+    eta: Tensor,
+    ignore_index: int = -100,
+    count: int | None = None,
+) -> Tensor:
     """`mean_i (1 + eta[y_i]) * CE_i` for every mode, `[S]`; never divided by the weights' sum.
 
     Args:
@@ -60,6 +66,8 @@ def abnn_loss(logits: Tensor, labels: Tensor, eta: Tensor, ignore_index: int = -
         labels: `[B, ...]`.
         eta: class weights of every mode, `[S, K]`.
         ignore_index: label of examples or pixels that do not count.
+        count: how many labels count, where these are a part of the batch; the losses of all parts
+            add up to that of the batch.
 
     >>> logits, labels = torch.zeros(1, 4, 2), torch.tensor([0, 0, 1, 1])
     >>> abnn_loss(logits, labels, eta=torch.tensor([[1.0, 0.0]]))  # (2 + 2 + 1 + 1) / 4 * log 2
@@ -75,4 +83,5 @@ def abnn_loss(logits: Tensor, labels: Tensor, eta: Tensor, ignore_index: int = -
     ).unflatten(0, (S, -1))
     counts = labels != ignore_index
     weight = (1 + eta[:, labels.where(counts, 0)]) * counts
-    return (weight * ce).flatten(1).sum(1) / counts.sum().clamp_min(1)
+    total = (weight * ce).flatten(1).sum(1)
+    return total / (counts.sum().clamp_min(1) if count is None else max(1, count))

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from abnn.artifact import bank_tensors, digest, fingerprint, load_banks, write
+from abnn.distributed import World
 from abnn.model import ABNN
 from abnn.recipe import Recipe
 from abnn.validation import FitResult
@@ -36,6 +37,31 @@ class GroupState:
     losses: Tensor
 
 
+def settings_of(
+    bnn: ABNN, recipe: Recipe, steps: int, processes: str | None = None
+) -> dict[str, Any]:
+    """All that decides how a fit ends, as plain values.
+
+    Args:
+        bnn: the network at the start of the fit.
+        recipe: the hyper-parameters.
+        steps: number of steps of the fit.
+        processes: how the work is split over processes, as far as the numbers depend on it.
+    """
+    settings = {
+        "recipe": recipe.to_dict(),
+        "steps": steps,
+        "network": fingerprint(bnn)["values"],
+        "start": digest(bank_tensors(bnn)),
+        "alpha": bnn.alpha,
+        "noise": bnn.noise,
+        "stats": bnn.stats,
+    }
+    # What was written before is compared as JSON, which has no tuples.
+    plain: dict[str, Any] = json.loads(json.dumps(settings))
+    return plain if processes is None else plain | {"processes": processes}
+
+
 class RunDirectory:
     """Settings, checkpoints and losses of one fit.
 
@@ -45,40 +71,50 @@ class RunDirectory:
 
     Args:
         path: the directory; it is made if it does not exist.
-        bnn: the network at the start of the fit.
-        recipe: the hyper-parameters.
-        steps: number of steps of the fit.
+        settings: what `settings_of` says.
         every: seconds between checkpoints.
+        modes: the modes of this process, where processes share them.
+        rank: the number of this process. Only process 0 writes, but for checkpoints where every
+            process has modes of its own; the others read what they find.
     """
 
     def __init__(
-        self, path: str | PathLike[str], bnn: ABNN, recipe: Recipe, steps: int, every: float
+        self,
+        path: str | PathLike[str],
+        settings: dict[str, Any],
+        every: float,
+        modes: range | None = None,
+        rank: int = 0,
     ) -> None:
-        self.path = Path(path)
-        self.every = every
+        self.path, self.every, self.rank = Path(path), every, rank
+        self.writes = rank == 0 or modes is not None
+        name = CHECKPOINT if modes is None else f"checkpoint-{modes.start}-{modes.stop - 1}"
+        self.file = (self.path / name).with_suffix(".safetensors")
         self.started = self.written = time.monotonic()
-        settings = {
-            "recipe": recipe.to_dict(),
-            "steps": steps,
-            "network": fingerprint(bnn)["values"],
-            "start": digest(bank_tensors(bnn)),
-            "alpha": bnn.alpha,
-            "noise": bnn.noise,
-            "stats": bnn.stats,
-        }
-        # What was written before is compared as JSON, which has no tuples.
-        settings = json.loads(json.dumps(settings))
         self._claim(settings)
         self.tensors, self.meta = self._read()
-        self.seconds_before = float(self.meta.get("seconds", 0.0))
+
+    @property
+    def seconds_before(self) -> float:
+        """Time of the fit before it was interrupted."""
+        return float(self.meta.get("seconds", 0.0))
+
+    def share(self, world: World) -> None:
+        """Let all processes go on from the furthest checkpoint that any of them can read.
+
+        After a restart, process 0 may be on a host that never wrote one.
+        """
+        place = (int(self.meta[key]) for key in ("group", "step")) if self.meta else (-1, 0)
+        self.tensors, self.meta = world.furthest(tuple(place), (self.tensors, self.meta))
 
     def _claim(self, settings: dict[str, Any]) -> None:
         file = self.path / SETTINGS
         if not file.exists():
             if self.path.exists() and not self.path.is_dir():
                 raise ValueError(f"run={str(self.path)!r} is a file; give a directory.")
-            self.path.mkdir(parents=True, exist_ok=True)
-            write(file, (json.dumps(settings, indent=2) + "\n").encode())
+            if self.writes:
+                self.path.mkdir(parents=True, exist_ok=True)
+                write(file, (json.dumps(settings, indent=2) + "\n").encode())
             return
         try:
             before = json.loads(file.read_bytes())
@@ -92,7 +128,7 @@ class RunDirectory:
             )
 
     def _read(self) -> tuple[dict[str, Tensor], dict[str, str]]:
-        file = self.path / CHECKPOINT
+        file = self.file
         if not file.exists():
             return {}, {}
         try:
@@ -122,19 +158,23 @@ class RunDirectory:
 
     def check_data(self, batch: Any) -> None:
         """Compare the batch at which the fit goes on with the one it had got there before."""
-        if self.meta["data"] != _data_digest(batch):
+        digests = self.meta["data"].split()
+        if digests[self.rank if len(digests) > 1 else 0] != data_digest(batch):
             raise ValueError(
                 f"The loader does not give the batches that the fit in {self.path} saw, so it "
                 "can't go on as if it had not been interrupted; give it the same data, with no "
                 "randomness but torch's, numpy's and Python's own, or use another run directory."
             )
 
-    def checkpoint(self, state: GroupState, place: Place, batch: Any) -> None:
-        """Write a checkpoint if it is time for one; the last step of a group always is."""
-        now = time.monotonic()
-        if now - self.written < self.every and place[0] < len(state.losses):
+    def is_due(self, last: bool) -> bool:
+        """Whether it is time for a checkpoint; after the last step of a group it always is."""
+        return last or time.monotonic() - self.written >= self.every
+
+    def checkpoint(self, state: GroupState, place: Place, data: list[str]) -> None:
+        """Write a checkpoint; `data` are the digests of the last batch, one for every process."""
+        if not self.writes:
             return
-        self.written = now
+        now = self.written = time.monotonic()
         tensors = {f"bank/{name}": tensor for name, tensor in bank_tensors(state.bnn).items()}
         for index, row in enumerate(state.optimizer.param_groups[0]["params"]):
             for key, value in state.optimizer.state.get(row, {}).items():
@@ -146,20 +186,25 @@ class RunDirectory:
             "step": str(place[0]),
             "epoch": str(place[1]),
             "batch": str(place[2]),
-            "data": _data_digest(batch),
+            "data": " ".join(data),
             "seconds": str(self.seconds_before + now - self.started),
             "scaler": json.dumps(state.scaler.state_dict()),
         }
-        write(self.path / CHECKPOINT, safetensors.torch.save(tensors, meta))
-        write(self.path / LOSSES, _csv(state.losses).encode())
+        write(self.file, safetensors.torch.save(tensors, meta))
+        if self.rank == 0:
+            write(self.path / LOSSES, _csv(state.losses).encode())
 
     def finish(self, bnn: ABNN, result: FitResult) -> None:
         """Write the artefact and what the fit achieved."""
+        if self.rank != 0:
+            return
         bnn.save(self.path)
+        write(self.path / LOSSES, _csv(result.losses).encode())
         write(self.path / "fit.txt", f"{result}\n".encode())
 
 
-def _data_digest(batch: Any) -> str:
+def data_digest(batch: Any) -> str:
+    """One digest of all tensors of a batch."""
     leaves = enumerate(pytree.tree_leaves(batch))
     return digest({str(i): leaf for i, leaf in leaves if isinstance(leaf, Tensor)})
 
@@ -174,6 +219,7 @@ def _differences(before: Any, now: dict[str, Any]) -> list[str]:
     if not isinstance(before, dict):
         return ["not the settings of a fit"]
     words = {"network": "another network", "start": "modes that start from other values"}
+    before, now = ({"processes": "one"} | settings for settings in (before, now))
     changed = []
     for key in now | before:
         old, new = before.get(key), now.get(key)

@@ -159,6 +159,33 @@ class Sampler:
             (logits,) = self._passes([inputs], self.weights(draws), part, folding)
             return logits
 
+    def at_once(self, inputs: Inputs, several: bool) -> int:
+        """Draws of which it is fastest to run so many together, with gradients.
+
+        Args:
+            several: whether there are more than one; who has none to share a pass with need not
+                know that they could not.
+        """
+        _check_examples(inputs)
+        with _RUNNING:
+            folding = self._folding(inputs) if several else self._find_folding(inputs)
+            if folding is None:
+                return 1
+            x = first_tensor(inputs)
+            return max(1, rows_of(folding.survey, x) // x.shape[0])
+
+    def training_logits(self, inputs: Inputs, draws: Sequence[Draw]) -> Tensor:
+        """As `logits`, but a single draw too runs in the layout that is fastest."""
+        _check_examples(inputs)
+        with _RUNNING, ExitStack() as stack:
+            folding = self._find_folding(inputs)
+            if len(draws) == 1 and folding is not None and folding.channels_last:
+                inputs = channels_last(inputs)
+                stack.enter_context(self.known.channels_last.weights(self.backbone))
+            part = range(len(draws))
+            (logits,) = self._passes([inputs], self.weights(draws), part, folding)
+            return logits
+
     def _parts(self, draws: Sequence[Draw], most: int) -> Iterator[tuple[Weights, range]]:
         """The draws in parts of at most so many; weights serve several parts if they are small."""
         size = sum(layer.bank.form.shape.numel() for layer in self.layers.values())

@@ -31,6 +31,11 @@ class Trunk:
     def branch(self, y: Tensor) -> None:
         """Say that y, the output of a Bayesian layer, differs between samples."""
 
+    def end_before(self, layer: int, x: Tensor, samples: int) -> Tensor:
+        """The input of a Bayesian layer for every sample, where the layer can't take it once."""
+        self.ends = self.ends - {layer}
+        return torch.cat([x] * samples)
+
 
 class WatchedTrunk(TorchFunctionMode, Trunk):
     """A trunk whose tensors may meet those of the branches again, as by a residual connection.
@@ -80,6 +85,12 @@ class WatchedTrunk(TorchFunctionMode, Trunk):
     def branch(self, y: Tensor) -> None:
         """Say that y, the output of a Bayesian layer, differs between samples."""
         setattr(y, _BRANCHED, True)
+
+    def end_before(self, layer: int, x: Tensor, samples: int) -> Tensor:
+        """The input of a Bayesian layer for every sample, where the layer can't take it once."""
+        x = torch.cat([x] * samples)
+        self.branch(x)
+        return x
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None

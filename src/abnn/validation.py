@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from abnn.baselines import Single
+from abnn.distributed import World
 from abnn.evaluate import Evaluation, evaluate
 from abnn.model import ABNN
 from abnn.recipe import Recipe
+from abnn.shares import is_share
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,24 +118,65 @@ def _count(n: int, thing: str) -> str:
 
 
 def validate_original(
-    bnn: ABNN, loader: Iterable[Any] | None, ignore_index: int, progress: bool | None
-) -> Evaluation | None:
-    """The original network on validation data."""
-    if loader is None:
-        return None
-    original = Single(bnn.restore(), output=bnn.output, class_dim=bnn.class_dim)
-    return evaluate(original, loader, ignore_index=ignore_index, progress=progress)
-
-
-def validate(
     bnn: ABNN,
     loader: Iterable[Any] | None,
     ignore_index: int,
     progress: bool | None,
-    mode: int | None = None,
+    everyone: World,
 ) -> Evaluation | None:
-    """One mode, or all of them, on validation data."""
+    """The original network on validation data."""
     if loader is None:
         return None
-    modes = None if mode is None else [mode]
-    return evaluate(bnn, loader, ignore_index=ignore_index, progress=progress, modes=modes)
+
+    def original() -> Evaluation:
+        # The parts of a network that is spread over processes can't be had as a plain one.
+        net = bnn.restore() if bnn.sharded is None else bnn
+        single = Single(net, output=bnn.output, class_dim=bnn.class_dim)
+        with bnn.disabled():
+            return evaluate(single, loader, ignore_index=ignore_index, progress=progress)
+
+    return _divide([original], bnn, loader, everyone)[0]
+
+
+def validate_all(
+    bnn: ABNN,
+    loader: Iterable[Any] | None,
+    ignore_index: int,
+    progress: bool | None,
+    everyone: World,
+) -> tuple[Evaluation | None, tuple[Evaluation | None, ...]]:
+    """All modes together, and every mode alone, on validation data."""
+    if loader is None:
+        return None, (None,) * bnn.modes
+    chosen = (None, *([mode] for mode in range(bnn.modes)))
+    one = partial(evaluate, bnn, loader, ignore_index=ignore_index, progress=progress)
+    whole, *modes = _divide([partial(one, modes=m) for m in chosen], bnn, loader, everyone)
+    return whole, tuple(modes)
+
+
+def _divide(
+    tasks: Sequence[Callable[[], Evaluation]], bnn: ABNN, loader: Iterable[Any], everyone: World
+) -> list[Evaluation]:
+    """Evaluations that the processes divide among them, each on all the data."""
+
+    def work() -> dict[int, Evaluation]:
+        if everyone.size > 1 and is_share(loader):
+            raise ValueError(
+                "The validation loader has a DistributedSampler, but every process needs all the "
+                "validation data; take the sampler away."
+            )
+        # A network in parts runs on all processes or on none. Else process 0 takes the first task,
+        # which is the largest, and the others take the rest in turn.
+        others = max(1, everyone.size - 1)
+        everything = bnn.sharded is not None or everyone.size == 1
+        mine = [
+            i
+            for i in range(len(tasks))
+            if everything or everyone.rank == (1 + (i - 1) % others if i else 0)
+        ]
+        return {i: tasks[i]() for i in mine}
+
+    done: dict[int, Evaluation] = {}
+    for results in reversed(everyone.together(work)):
+        done |= results
+    return [done[i] for i in range(len(tasks))]

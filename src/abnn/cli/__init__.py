@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -39,6 +40,11 @@ def run(args: Sequence[str]) -> int:
     return int(code or 0)
 
 
+def is_first() -> bool:
+    """Whether this is the only process, or number 0 of those that torchrun started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
 def _usage(error: Exception) -> str | None:
     form = getattr(error, "format_message", None)
     if form is None:
@@ -48,5 +54,7 @@ def _usage(error: Exception) -> str | None:
 
 
 def _mistaken(message: str) -> int:
-    print(f"abnn: {message}", file=sys.stderr)
+    # Under torchrun, process 0 speaks for all: it tells what went wrong on others, too.
+    if is_first():
+        print(f"abnn: {message}", file=sys.stderr)
     return 2

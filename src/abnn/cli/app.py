@@ -7,10 +7,11 @@ from typing import Annotated
 import typer
 
 import abnn
-from abnn.cli import demo, inspect
+from abnn.cli import demo, fit, inspect
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.command("demo")(demo.command)
+app.command("fit")(fit.command)
 app.command("inspect")(inspect.command)
 
 

@@ -1,0 +1,164 @@
+"""`abnn fit`: make a trained network Bayesian, in one process or under torchrun."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+import abnn
+from abnn.cli import CommandError, is_first
+from abnn.cli.network import build
+from abnn.data import Part, open_data
+from abnn.distributed import PeerError, World, world
+from abnn.zoo import load_weights
+
+_DATA = "npz:PATH, with x_train and y_train or x and y; or module:PACKAGE.MODULE:BUILDER."
+
+
+def command(
+    model: Annotated[
+        str, typer.Option(help="torchvision:NAME, timm:NAME or module:PACKAGE.MODULE:BUILDER.")
+    ],
+    data: Annotated[str, typer.Option(help=_DATA)],
+    out: Annotated[
+        Path,
+        typer.Option(file_okay=False, help="The run directory; the result lands there."),
+    ],
+    weights: Annotated[
+        Path | None, typer.Option(help="The network's trained weights, .safetensors or .pt.")
+    ] = None,
+    validation: Annotated[
+        str | None, typer.Option(help="Held-out data: as --data, with x_val, x_test or x.")
+    ] = None,
+    mean: Annotated[str | None, typer.Option(help="Of the channels, as 0.49,0.48,0.45.")] = None,
+    std: Annotated[str | None, typer.Option(help="Of the channels, as 0.25,0.24,0.26.")] = None,
+    recipe: Annotated[
+        str | None, typer.Option(help="A recipe of the paper by name, or a TOML file.")
+    ] = None,
+    modes: Annotated[int | None, typer.Option(help="Number of modes.")] = None,
+    alpha: Annotated[float | None, typer.Option(help="Scale of the noise.")] = None,
+    noise: Annotated[str | None, typer.Option(help="channel, example or element.")] = None,
+    stats: Annotated[str | None, typer.Option(help="per_mode or frozen.")] = None,
+    epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Steps, instead of epochs.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Examples a step, over all processes.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(help="Of data order, noise and prior.")] = None,
+    split: Annotated[
+        str | None, typer.Option(help="What processes share: data or modes; default: what fits.")
+    ] = None,
+    workers: Annotated[int, typer.Option(min=0, help="Processes that load data.")] = 0,
+    no_augmentation: Annotated[
+        bool,
+        typer.Option("--no-augmentation", help="Leave out what the recipe asks for."),
+    ] = False,
+    checkpoint_seconds: Annotated[
+        float, typer.Option(min=0, help="How often a checkpoint is written.")
+    ] = 30.0,
+) -> None:
+    """Make a trained network Bayesian: fit the modes of its norms to data.
+
+    The same command goes on where a fit was stopped. Under torchrun, all
+    processes share the work: torchrun --nproc-per-node 4 -m abnn fit ...
+
+    Example: abnn fit --model timm:resnet18 --weights net.pt --data npz:train.npz --out run
+    """
+    values = {
+        "modes": modes, "alpha": alpha, "noise": noise, "stats": stats, "epochs": epochs,
+        "steps": steps, "lr": lr, "batch_size": batch_size, "seed": seed,
+    }  # fmt: skip
+    overrides: dict[str, Any] = {name: v for name, v in values.items() if v is not None}
+    if no_augmentation:
+        overrides["augmentation"] = ()
+    channels = {"mean": _numbers("--mean", mean), "std": _numbers("--std", std)}
+    try:
+        with world().joined() as everyone, everyone.meeting():
+            chosen = (abnn.Recipe.load(recipe) if recipe else abnn.Recipe()).with_(**overrides)
+            bnn = _converted(_network(model, weights).to(everyone.device), chosen)
+            own_size = batch_size is not None
+            train = _loader(data, "train", channels, chosen, workers, everyone, own_size)
+            held_out = None
+            if validation is not None:
+                held_out = _loader(validation, "validation", channels, chosen, workers)
+        result = abnn.fit(
+            bnn,
+            train,
+            chosen,
+            validation=held_out,
+            run=out,
+            split=split,  # type: ignore[arg-type]
+            checkpoint_seconds=checkpoint_seconds,
+        )
+    except (ValueError, TypeError, FloatingPointError, PeerError) as error:
+        raise CommandError(str(error)) from error
+    except OSError as error:
+        reason = f"{error.filename}: {error.strerror}" if error.strerror else str(error)
+        raise CommandError(reason.rstrip(".") + ".") from error
+    except KeyboardInterrupt:
+        if is_first():
+            typer.echo("\nStopped; the same command goes on from here.", err=True)
+        raise typer.Exit(130) from None
+    if everyone.rank == 0:
+        typer.echo(f"{result}\nWritten to {out}.")
+
+
+def _network(model: str, weights: Path | None) -> nn.Module:
+    if weights is None and not model.startswith("module:"):
+        raise CommandError(
+            f"{model} is built with random weights; give its trained ones by --weights FILE, or a "
+            "builder of your own that loads them (module:)."
+        )
+    net = build(model)
+    if weights is not None:
+        load_weights(net, weights)
+    return net.eval()
+
+
+def _converted(net: nn.Module, recipe: abnn.Recipe) -> abnn.ABNN:
+    names = ("modes", "alpha", "noise", "stats")
+    values: dict[str, Any] = {name: getattr(recipe, name) for name in names}
+    return abnn.convert(net, **{name: v for name, v in values.items() if v is not None})
+
+
+def _loader(
+    source: str,
+    part: Part,
+    channels: dict[str, tuple[float, ...]],
+    recipe: abnn.Recipe,
+    workers: int,
+    everyone: World | None = None,
+    own_size: bool = False,
+) -> DataLoader[Any]:
+    training = part == "train"
+    augmentation = recipe.augmentation if training else ()
+    found = open_data(source, part, **channels, augmentation=augmentation)
+    if isinstance(found, DataLoader):
+        if own_size:
+            raise CommandError(f"{source} is a DataLoader and has a batch size; set it there.")
+        return found
+    if isinstance(found, IterableDataset):
+        return DataLoader(found, recipe.batch_size, num_workers=workers)
+    # A last batch that is too small for batch statistics, or to be shared, is left out: in the next
+    # epoch its examples are others.
+    least = max(2, everyone.size if everyone else 1)
+    small = 0 < len(found) % recipe.batch_size < least  # type: ignore[arg-type]
+    return DataLoader(
+        found,
+        recipe.batch_size,
+        shuffle=training,
+        num_workers=workers,
+        drop_last=training and small,
+    )
+
+
+def _numbers(option: str, text: str | None) -> tuple[float, ...]:
+    try:
+        return tuple(float(number) for number in text.split(",")) if text else ()
+    except ValueError as error:
+        raise CommandError(f"{option} {text} is not a list of numbers, as 0.5,0.5,0.5.") from error
