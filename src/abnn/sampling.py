@@ -32,8 +32,9 @@ from abnn.folding import (
 from abnn.layout import ChannelsLast, has_images
 from abnn.norm import Active, BayesNorm, Noise, NotFoldable, activated
 from abnn.outputs import Inputs, Output, call, logits_of
-from abnn.plan import Plan, rows_of
+from abnn.plan import Plan, rows_of, weights_are_small
 from abnn.prediction import Prediction, PredictionStream
+from abnn.surgery import swapped
 from abnn.survey import Survey, share_of_trunk, survey
 from abnn.trunk import Trunk, WatchedTrunk
 from abnn.weights import Weights
@@ -58,6 +59,7 @@ class Folding:
         overwrite: the Bayesian layers that may overwrite their input.
         trunk: the Bayesian layers at which the trunk ends, if it runs once.
         watched: whether the trunk meets the branches again.
+        in_weights: whether batch norms can be made part of the weights before them.
     """
 
     survey: Survey
@@ -65,6 +67,7 @@ class Folding:
     overwrite: frozenset[int] = frozenset()
     trunk: frozenset[int] | None = None
     watched: bool = False
+    in_weights: bool = False
 
 
 class Known:
@@ -155,6 +158,7 @@ class Sampler:
         _check_examples(inputs)
         with _RUNNING:
             folding = self._folding(inputs) if len(draws) > 1 else None
+            folding = folding and replace(folding, in_weights=False)
             part = range(len(draws))
             (logits,) = self._passes([inputs], self.weights(draws), part, folding)
             return logits
@@ -182,6 +186,7 @@ class Sampler:
             if len(draws) == 1 and folding is not None and folding.channels_last:
                 inputs = channels_last(inputs)
                 stack.enter_context(self.known.channels_last.weights(self.backbone))
+            folding = folding and replace(folding, in_weights=False)
             part = range(len(draws))
             (logits,) = self._passes([inputs], self.weights(draws), part, folding)
             return logits
@@ -209,6 +214,9 @@ class Sampler:
                 "noise='example' needs norms that see the batch as their leading dimension, "
                 "which this network's do not; use noise='channel'."
             )
+        if folding is not None and folding.in_weights:
+            yield from self._in_weights(batches, weights, part, folding)
+            return
         done = 0
         if len(part) > 1 and folding is not None:
             try:
@@ -227,7 +235,7 @@ class Sampler:
         x = first_tensor(inputs)
         B = len(x)
         if folding is None:
-            return Plan(1, B, False, False)
+            return Plan(1, B, False, False, False)
         # The noise of an example is a matter of its place in the batch, but for channel noise.
         apart = self.noise == "channel"
         if plan.examples is not None and plan.examples < B and not apart:
@@ -236,6 +244,13 @@ class Sampler:
                 f"{self.noise!r} an example's noise depends on its place in it; leave it out."
             )
         rows = rows_of(folding.survey, x)
+        can = folding.in_weights and apart
+        if can and plan.draws is None and plan.weights is None:
+            plan = replace(plan, weights=weights_are_small(folding.survey, x))
+        if can and plan.weights:
+            examples = plan.examples or min(B, rows)
+            last = folding.channels_last and plan.channels_last is not False
+            return Plan(1, examples, last, False, True)
         if plan.draws is None:
             share = rows // (plan.examples or (1 if apart else B))
             plan = replace(plan, draws=max(1, min(draws, share)))
@@ -245,7 +260,7 @@ class Sampler:
         alone = plan.draws == 1
         chosen = not alone and folding.channels_last and plan.channels_last is not False
         shared = not alone and folding.trunk is not None and plan.trunk is not False
-        return replace(plan, channels_last=chosen, trunk=shared)
+        return replace(plan, channels_last=chosen, trunk=shared, weights=False)
 
     def weights(self, draws: Sequence[Draw], eps: Tensor | None = None) -> Weights:
         """What the layers run with for these draws; `eps` is the noise if not theirs."""
@@ -301,6 +316,27 @@ class Sampler:
                 if logits.shape[0] % S:
                     raise NotFoldable
                 yield logits.unflatten(0, (S, -1))
+
+    def _in_weights(
+        self, batches: Sequence[Inputs], weights: Weights, part: range, folding: Folding
+    ) -> Generator[Tensor, None, None]:
+        """One pass a batch over a single draw, whose norms are part of the weights before them."""
+        layers, makers = list(self.layers.values()), folding.survey.makers
+        actives = weights.of(part, first_tensor(batches[0]).shape[0])
+        with ExitStack() as stack:
+            if folding.channels_last:
+                stack.enter_context(self.known.channels_last.weights(self.backbone))
+            for layer, active in zip(layers, actives, strict=True):
+                active.trunk, active.done = None, layer.bank.index in makers
+                if active.done:
+                    values = scaled(makers[layer.bank.index], active.scale, active.shift)
+                    stack.enter_context(swapped(makers[layer.bank.index], values))
+            stack.callback(_undo, actives)
+            stack.enter_context(activated(layers, actives))
+            for inputs in batches:
+                inputs = channels_last(inputs) if folding.channels_last else inputs
+                result = call(self.backbone, inputs)
+                yield logits_of(result, self.output, self.class_dim)[None]
 
     def _watched(self, inputs: Inputs, actives: Sequence[Active]) -> Any:
         """The network's output, its trunk run once and watched."""
@@ -369,8 +405,25 @@ class Sampler:
             except Exception:  # whatever the network says to a batch three times as large
                 continue
             if agree(together, one_by_one, half) and not self._is_bypassed(inputs, draws, called):
-                return folding, True
+                inside = self._fits_in_weights(inputs, weights, folding, one_by_one, half)
+                return replace(folding, in_weights=inside), True
         return None, True
+
+    def _fits_in_weights(
+        self, inputs: Inputs, weights: Weights, folding: Folding, expected: Tensor, half: bool
+    ) -> bool:
+        """Whether batch norms that are made part of weights give what they should."""
+        if not folding.survey.makers:
+            return False
+        try:
+            members = [
+                logits
+                for s in range(len(expected))
+                for logits in self._in_weights([clone(inputs)], weights, range(s, s + 1), folding)
+            ]
+        except Exception:  # whatever a module does with other weights
+            return False
+        return agree(torch.cat(members), expected, half)
 
     def _candidates(self, seen: Survey, inputs: Inputs, weights: Weights) -> Iterator[Folding]:
         """Ways to fold, the fastest first; which are right is another question."""
@@ -422,6 +475,28 @@ class Sampler:
         return not torch.equal(moved, still)
 
 
+def scaled(module: nn.Module, scale: Tensor | None, shift: Tensor | None) -> dict[str, Tensor]:
+    """The weights of a convolution or linear layer after which a scale and a shift are the same.
+
+    >>> linear = nn.Linear(1, 1)
+    >>> values = scaled(linear, torch.tensor([[2.0]]), torch.tensor([[1.0]]))
+    >>> bool(values["bias"] == 2 * linear.bias + 1)
+    True
+    """
+    assert scale is not None
+    assert shift is not None
+    weight: Any = module._parameters["weight"]
+    bias, factor = module._parameters["bias"], scale[0].to(weight.dtype)
+    moved = shift[0] if bias is None else torch.addcmul(shift[0], bias.to(shift), scale[0])
+    view = factor.view(-1, *[1] * (weight.ndim - 1))
+    return {"weight": weight * view, "bias": moved.to(weight.dtype)}
+
+
+def _undo(actives: Sequence[Active]) -> None:
+    for active in actives:
+        active.done = False
+
+
 def _kind(inputs: Inputs) -> tuple[Any, ...]:
     # While fitting, layers have hooks of our own, and nothing may be overwritten.
     return *signature(inputs), torch.is_grad_enabled()
@@ -433,7 +508,7 @@ def _restricted(folding: Folding, plan: Plan) -> Folding:
         folding = replace(folding, channels_last=False)
     if not plan.trunk:
         folding = replace(folding, trunk=None, watched=False)
-    return folding
+    return replace(folding, in_weights=bool(plan.weights))
 
 
 def _check_examples(inputs: Inputs) -> None:

@@ -151,7 +151,7 @@ def _values(
         rows = [getattr(own, bank) for own in banks]
         if rows[0] is not None:
             values[name] = _side_by_side(rows)[modes]
-    if _is_affine(layers[0]) and len(modes) > 1:
+    if _is_affine(layers[0]) and (len(modes) > 1 or not torch.is_grad_enabled()):
         norms: Sequence[Any] = layers
         eps_of_norms = _constants([norm.eps for norm in norms], sizes, gamma)
         # With frozen statistics all draws have those of the network.
