@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import get_args
@@ -47,7 +47,8 @@ def convert(
         stats: "per_mode" lets every mode follow the batch statistics of its fit; "frozen" keeps
             those of the network.
         layers: names or patterns (`"layer4"`, `"*.norm2"`) of the norms to convert, or of blocks
-            that hold them; default: all.
+            that hold them; or `"last:8"`, the last ones in the order of the network, before which
+            everything runs once for all draws. Default: all.
         class_dim: dimension of the network's output that holds the classes.
         output: finds the logits in what the network returns, where that is neither a tensor, a
             tuple that starts with one, nor a mapping with "logits" or "out".
@@ -210,6 +211,9 @@ def _select(net: nn.Module, layers: str | Sequence[str] | None) -> dict[str, For
         # A layer that is named in full need not look like a norm.
         chosen = {p for p in patterns if p in modules and registered_name(modules[p], GAMMA_NAMES)}
         for pattern in patterns:
+            if pattern.startswith("last:"):
+                chosen |= set(_last(pattern, modules, norms))
+                continue
             matches = {n for n in norms if fnmatchcase(n, pattern) or n.startswith(f"{pattern}.")}
             matches |= chosen & {pattern}
             if not matches:
@@ -231,6 +235,17 @@ def _select(net: nn.Module, layers: str | Sequence[str] | None) -> dict[str, For
             "if it has one under another name, pass layers=[its name]."
         )
     return forms
+
+
+def _last(pattern: str, modules: Mapping[str, nn.Module], norms: list[str]) -> list[str]:
+    """The last norms that can be converted, as many as "last:k" says."""
+    able = [name for name in norms if isinstance(form_of(modules[name]), Form)]
+    count = pattern.removeprefix("last:")
+    if not count.isdigit() or not 1 <= int(count) <= len(able):
+        raise ValueError(
+            f"layers={pattern!r} must be last:1 to last:{len(able)}, as many norms as there are."
+        )
+    return able[-int(count) :]
 
 
 def _unknown_pattern(pattern: str, norms: list[str]) -> str:

@@ -27,7 +27,7 @@ _LITTLE_MEMORY = 2**28
 
 @dataclass(frozen=True)
 class Plan:
-    """How the draws of a prediction run; what is None is chosen.
+    """How the draws of a prediction run; what is None is chosen, what can't be done is left out.
 
     Args:
         draws: draws in one pass; 1 runs them one by one, each as a plain network.

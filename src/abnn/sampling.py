@@ -42,6 +42,8 @@ from abnn.weights import Weights
 # Draws are handed to the layers of a network, so two threads can't run one network at once.
 _RUNNING = threading.RLock()
 
+_NONE: frozenset[int] = frozenset()
+
 # Numbers of each kind that the weights of a prediction's draws may hold at once.
 _KEPT_WEIGHTS = 2**20
 
@@ -183,6 +185,7 @@ class Sampler:
         _check_examples(inputs)
         with _RUNNING, ExitStack() as stack:
             folding = self._find_folding(inputs)
+            inputs = clone(inputs)  # a network that writes to them would change the next pass
             if len(draws) == 1 and folding is not None and folding.channels_last:
                 inputs = channels_last(inputs)
                 stack.enter_context(self.known.channels_last.weights(self.backbone))
@@ -245,6 +248,7 @@ class Sampler:
             )
         rows = rows_of(folding.survey, x)
         can = folding.in_weights and apart
+        plan = plan if can else replace(plan, weights=False)
         if can and plan.draws is None and plan.weights is None:
             plan = replace(plan, weights=weights_are_small(folding.survey, x))
         if can and plan.weights:
@@ -281,7 +285,7 @@ class Sampler:
         for s in part:
             with activated(layers, weights.of(range(s, s + 1), B)):
                 # A network that writes to its input would hand the next draw what it left.
-                result = call(self.backbone, clone(inputs) if len(part) > 1 else inputs)
+                result = call(self.backbone, clone(inputs))
             logits.append(logits_of(result, self.output, self.class_dim))
         return torch.stack(logits)
 
@@ -334,6 +338,7 @@ class Sampler:
             stack.callback(_undo, actives)
             stack.enter_context(activated(layers, actives))
             for inputs in batches:
+                inputs = clone(inputs) if folding.survey.writes_input else inputs
                 inputs = channels_last(inputs) if folding.channels_last else inputs
                 result = call(self.backbone, inputs)
                 yield logits_of(result, self.output, self.class_dim)[None]
@@ -398,16 +403,30 @@ class Sampler:
             seen = survey(self.backbone, self.layers, clone(inputs))
         leaves = (*self.backbone.parameters(), *self.backbone.buffers(), first_tensor(inputs))
         half = any_half(leaves)
-        for folding in self._candidates(seen, inputs, weights):
+
+        def is_right(folding: Folding) -> bool:
             called: set[int] = set()
             try:
                 (together,) = self._together([inputs], weights, every, folding, called)
             except Exception:  # whatever the network says to a batch three times as large
-                continue
-            if agree(together, one_by_one, half) and not self._is_bypassed(inputs, draws, called):
-                inside = self._fits_in_weights(inputs, weights, folding, one_by_one, half)
-                return replace(folding, in_weights=inside), True
-        return None, True
+                return False
+            return agree(together, one_by_one, half) and not self._is_bypassed(
+                inputs, draws, called
+            )
+
+        images = has_images(self.backbone, first_tensor(inputs))
+        # The fastest first. A plan may leave out any part of what is right with all its parts, so
+        # the trunk, in which nothing is overwritten, comes on top of what is right without it.
+        ways = [Folding(seen, last, own) for last in (images, False) for own in (seen.owned, _NONE)]
+        folding = next((way for way in dict.fromkeys(ways) if is_right(way)), None)
+        if folding is None:
+            return None, True
+        trunk, watched = self._trunk(inputs, weights)
+        if trunk is not None and not seen.writes_input:
+            shared = replace(folding, trunk=trunk, watched=watched)
+            folding = shared if is_right(shared) else folding
+        inside = self._fits_in_weights(inputs, weights, folding, one_by_one, half)
+        return replace(folding, in_weights=inside), True
 
     def _fits_in_weights(
         self, inputs: Inputs, weights: Weights, folding: Folding, expected: Tensor, half: bool
@@ -424,24 +443,6 @@ class Sampler:
         except Exception:  # whatever a module does with other weights
             return False
         return agree(torch.cat(members), expected, half)
-
-    def _candidates(self, seen: Survey, inputs: Inputs, weights: Weights) -> Iterator[Folding]:
-        """Ways to fold, the fastest first; which are right is another question."""
-        images = has_images(self.backbone, first_tensor(inputs))
-        trunk, watched = self._trunk(inputs, weights)
-        fastest = Folding(seen, images, seen.owned, trunk, watched)
-        tried = []
-        if seen.writes_input:  # copies of it are made for the draws, but not of a trunk's
-            fastest = replace(fastest, trunk=None, watched=False)
-        for folding in (
-            fastest,
-            replace(fastest, channels_last=False),
-            replace(fastest, trunk=None, watched=False),
-            Folding(seen),
-        ):
-            if folding not in tried:
-                tried.append(folding)
-                yield folding
 
     def _trunk(self, inputs: Inputs, weights: Weights) -> tuple[frozenset[int] | None, bool]:
         """The layers at which the trunk ends, and whether it has to be watched."""

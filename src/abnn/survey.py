@@ -36,7 +36,7 @@ class Survey:
     """
 
     owned: frozenset[int] = frozenset()
-    makers: Mapping[int, nn.Module] = field(default_factory=dict, repr=False)
+    makers: Mapping[int, nn.Module] = field(default_factory=dict, repr=False, hash=False)
     row_bytes: int = 1
     row_elements: int = 1
     weights: int = 0
