@@ -16,6 +16,7 @@ from abnn.draws import Draw, all_draws, whole_number
 from abnn.loader import predict_loader
 from abnn.norm import BayesNorm, Noise, make_plain
 from abnn.outputs import Inputs, Output, call
+from abnn.passes import Network
 from abnn.plan import Plan
 from abnn.prediction import Prediction
 from abnn.sampling import Known, Sampler
@@ -231,15 +232,16 @@ class ABNN(nn.Module):
         return self._sampler().is_foldable(inputs)
 
     def _sampler(self) -> Sampler:
-        return Sampler(
+        net = Network(
             self.backbone,
             self._layers,
             self.alpha,
             self.noise,
             self.class_dim,
             self.output,
-            self._known,
+            self._known.channels_last,
         )
+        return Sampler(net, self._known)
 
     # The networks inside
 
@@ -269,7 +271,7 @@ class ABNN(nn.Module):
         net = self._twin()
         sampler = net._sampler()
         with torch.no_grad():
-            actives = sampler.weights(draws).of(range(1), batch=1)
+            actives = sampler.net.weights(draws).of(range(1), batch=1)
         for layer, active in zip(net.bayes_layers.values(), actives, strict=True):
             layer.bank.active = active
             make_plain(layer, draw=True)
