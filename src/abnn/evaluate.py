@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping, Sized
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, Protocol
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from abnn.batches import device_of, inputs_of, split, to_device
+from abnn.batches import device_of, inputs_of, length_of, split, to_device
 from abnn.distributed import World, world
 from abnn.metrics import Detection, detect, ece, log_likelihood, squared_error
 from abnn.prediction import Prediction
@@ -234,7 +234,7 @@ def _run(
             found[name].append(value)
         bar.update(number)
 
-    total = len(loader) if isinstance(loader, Sized) else None
+    total = length_of(loader)
     shown = progress if team.rank == 0 else False
     with Progress(total, f"evaluate {dataset}", shown) as bar:
         if in_turns(team, predictor, loader, _one_by_one, work, take) == 0:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from typing import Any, overload
 
-from abnn.batches import device_of
+from abnn.batches import device_of, length_of
 from abnn.distributed import World, world
 from abnn.evaluate import Predictor
 from abnn.prediction import PER_INPUT, Prediction
@@ -86,7 +86,7 @@ def predict_loader(
         with team.meeting():
             if out is not None and team.rank == 0:
                 store = stack.enter_context(Target(out, overwrite)).append
-            total = len(loader) if isinstance(loader, Sized) else None
+            total = length_of(loader)
             shown = progress if team.rank == 0 else False
             bar = stack.enter_context(Progress(total, "predict", shown))
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Generator, Iterable, Mapping, Sized
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from abnn.batches import length_of
 from abnn.digests import tensor_bytes
 from abnn.distributed import World
 from abnn.order import randomness_of_first
@@ -68,7 +69,7 @@ def in_turns(
                 return done
             done += 1 if parted else int(meeting.heard[:, 0].sum())
             if parted:
-                gathered = [result]
+                gathered = [result] if everywhere or team.rank == 0 else []
             else:
                 gathered = team.gather(result) if everywhere else team.gather_first(result)
             results = [one for one in gathered if one is not None]
@@ -90,7 +91,7 @@ def agree(
             )
         own = {
             "weights": 0 if _in_parts(predictor) else _checksum(predictor),
-            "number of batches": [len(x) if isinstance(x, Sized) else None for x in loaders],
+            "number of batches": [length_of(loader) for loader in loaders],
             **{name: value for name, value in arguments.items() if _is_plain(value)},
         }
     everyone = team.gather(own)
@@ -98,9 +99,9 @@ def agree(
         odd = [key for key in everyone[0] | other if other.get(key) != everyone[0].get(key)]
         if odd:
             raise ValueError(
-                f"Process {rank} was given something else than process 0: its {', '.join(odd)} "
-                "differs; give all processes the same network, arguments and data, or pass "
-                "alone=True for a result of every process."
+                f"Process {rank} was given something else than process 0, see {', '.join(odd)}; "
+                "give all processes the same network, arguments and data, or pass alone=True for a "
+                "result of every process."
             )
 
 
