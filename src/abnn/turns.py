@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import time
 import zlib
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import closing
+from itertools import zip_longest
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -17,6 +19,9 @@ from abnn.shares import Deal, is_share
 
 B = TypeVar("B")
 R = TypeVar("R")
+
+# Results are sent when the first of them is this old: small batches would wait for the network.
+HOLD_SECONDS = 0.1
 
 
 def in_turns(
@@ -53,27 +58,43 @@ def in_turns(
     """
     parted = _in_parts(predictor)
     deal = Deal(loader, *((0, 1) if parted else (team.rank, team.size)))
-    done, results = 0, list[R]()
+    done, held, results = 0, list[R](), list[R]()
+    sent = time.monotonic()
     with randomness_of_first(loader, team), closing(feed(deal)) as batches:
         while True:
-            with team.meeting(3) as meeting:
+            with team.meeting(4) as meeting:
+                _empty(results, take)
                 batch = next(batches, None)
                 given = batch is not None
-                meeting.say(given, deal.turn() if given else deal.checksum, deal.seen)
+                if batch is not None and not parted:
+                    held.append(work(done + deal.rank + 1, batch))
+                due = team.size == 1 or time.monotonic() - sent > HOLD_SECONDS
+                meeting.say(given, deal.turn() if given else deal.checksum, deal.seen, due)
+            here = meeting.heard[:, 0]
             _check_turn(meeting.heard, done, parted)
-            with team.meeting():
-                while results:
-                    take(results.pop(0))
-                result = None if batch is None else work(done + deal.rank + 1, batch)
-            if not meeting.heard[:, 0].any():
+            if parted:  # all have a batch or none has: else some would wait inside the network
+                with team.meeting():
+                    if batch is not None:
+                        held.append(work(done + 1, batch))
+            del batch
+            done += int(here.any() if parted else here.sum())
+            if meeting.heard[:, 3].any() or not here.any():
+                if parted:
+                    hands = [held] if everywhere or team.rank == 0 else []
+                else:
+                    hands = team.gather(held) if everywhere else team.gather_first(held)
+                results = [one for turn in zip_longest(*hands) for one in turn if one is not None]
+                held, sent = [], time.monotonic()
+                del hands  # what was taken is not to be held
+            if not here.any():
+                with team.meeting():
+                    _empty(results, take)
                 return done
-            done += 1 if parted else int(meeting.heard[:, 0].sum())
-            if parted:
-                gathered = [result] if everywhere or team.rank == 0 else []
-            else:
-                gathered = team.gather(result) if everywhere else team.gather_first(result)
-            results = [one for one in gathered if one is not None]
-            del batch, result, gathered  # one batch's results are all that is held
+
+
+def _empty(results: list[R], take: Callable[[R], None]) -> None:
+    while results:
+        take(results.pop(0))
 
 
 def agree(
@@ -107,7 +128,7 @@ def agree(
 
 def _check_turn(heard: Tensor, done: int, parted: bool) -> None:
     """Refuse batches that are not of one loader: they end early on the last processes only."""
-    given, checksums, seen = heard.T
+    given, checksums, seen, _ = heard.T
     here = given.bool()
     same = checksums[here] if here.any() else checksums
     ends = bool((given.diff() <= 0).all()) and not (parted and 0 < here.sum() < len(here))
