@@ -60,6 +60,7 @@ def in_turns(
     deal = Deal(loader, *((0, 1) if parted else (team.rank, team.size)))
     done, held, results = 0, list[R](), list[R]()
     sent = time.monotonic()
+    # Closed whatever happens, or a thread that loads would wait for ever.
     with randomness_of_first(loader, team), closing(feed(deal)) as batches:
         while True:
             with team.meeting(4) as meeting:
