@@ -1,7 +1,7 @@
 """Fits that tests/test_distributed.py runs alone and under torchrun, and compares.
 
 `fit_together.py FOLDER CASE...` leaves in FOLDER what every process ended with. A case is "equal",
-"errors", or how a process dies and what is split, as "killed data".
+"errors", "predict", or how a process dies and what is split, as "killed data".
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,8 +27,10 @@ import abnn
 from abnn.distributed import shard, world
 from fitting import banks, data
 from nets import TimeFirst, cnn, mlp
+from predict_together import PREDICT_ERRORS, PREDICTIONS, written
 
 Kept = dict[str, Tensor]
+FILES = ["preds", "preds.parquet"] if find_spec("pyarrow") else ["preds"]
 
 
 def kept(bnn: abnn.ABNN, loader: Any, **arguments: Any) -> Kept:
@@ -311,6 +315,16 @@ def main(folder: Path, *cases: str) -> None:
     if "errors" in cases:
         errors = {name: error_of(case) for name, case in ERRORS.items()}
         (folder / f"errors{rank}.json").write_text(json.dumps(errors))
+    if "predict" in cases:
+        torch.save({name: case() for name, case in PREDICTIONS.items()}, folder / f"pred{rank}.pt")
+        files = {name: written(folder, name) for name in FILES}
+        torch.save(files, folder / f"files{rank}.pt")
+        (folder / "broken").mkdir(exist_ok=True)
+        errors = {
+            name: error_of(partial(case, folder / "broken" / "preds"))
+            for name, case in PREDICT_ERRORS.items()
+        }
+        (folder / f"predict errors{rank}.json").write_text(json.dumps(errors))
     for case in cases:
         how, _, split = case.partition(" ")
         if split:

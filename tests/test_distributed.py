@@ -17,9 +17,10 @@ import pytest
 import torch
 
 import abnn
-from fit_together import ERRORS, SHARED_BATCHES, SHARED_MODES
+from fit_together import ERRORS, FILES, SHARED_BATCHES, SHARED_MODES
 from fitting import banks, data, equal
 from nets import mlp
+from predict_together import BATCHES, PREDICT_ERRORS, PREDICTIONS, model
 
 HERE = Path(__file__).parent
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--monitor-interval", "0.1"]
@@ -46,7 +47,7 @@ def ends(folder: Path, name: str) -> list[Any]:
 def together(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All cases in one launch: starting takes longer than they do."""
     folder = tmp_path_factory.mktemp("together")
-    cases = ("equal", "errors", "straight data", "straight modes")
+    cases = ("equal", "errors", "predict", "straight data", "straight modes")
     done = torchrun(HERE / "fit_together.py", folder, *cases)
     assert done.returncode == 0, done.stderr
     return folder
@@ -115,6 +116,66 @@ def test_a_fit_does_not_go_on_with_other_processes(together: Path) -> None:
     run, bnn = together / "straight data" / "0", abnn.convert(mlp(), modes=4)
     with pytest.raises(ValueError, match="processes was 2 that share every batch and now is one"):
         abnn.fit(bnn, data(), epochs=2, lr=0.05, run=run)
+
+
+# Prediction
+
+
+@pytest.mark.parametrize("case", PREDICTIONS)
+def test_processes_predict_like_one_bit_for_bit(together: Path, case: str) -> None:
+    alone = PREDICTIONS[case]()
+    for end in ends(together, "pred"):
+        assert equal(end[case], alone)
+
+
+@pytest.mark.parametrize("name", ["preds", "preds.parquet"])
+def test_processes_write_one_file_and_need_no_common_disk(together: Path, name: str) -> None:
+    if name.endswith("parquet"):
+        pytest.importorskip("pyarrow")
+    alone = model().predict_loader(BATCHES, samples="auto")
+    first, second = (end[name] for end in ends(together, "files"))
+    assert torch.equal(first["probs"], alone.probs)
+    assert first["handle"] == second["handle"] == f"Predictions({name}: 23 rows, 11 columns)"
+    assert first["left"] == FILES[: FILES.index(name) + 1]
+    assert second["left"] == []
+    assert second["probs"] == (
+        f"{name} is not here; if several processes predicted, process 0 wrote it to its own disk."
+    )
+    assert first["said"].endswith("predict 5/5  23 inputs  0:00 left\n")
+    assert second["said"] == ""
+
+
+@pytest.mark.parametrize(
+    ("case", "first", "second"),
+    [
+        ("a damaged row", "PeerError: Process 1 of 2 .*OSError: row 7 is dam", "OSError: row 7"),
+        ("a dead line", "PeerError: Process 1 of 2 .*OSError: the line is", "OSError: the line"),
+        ("in the network", "MemoryError: out of memory", "PeerError: .*MemoryError: out of mem"),
+        (
+            "a full disk",
+            "OSError: .*File too large",
+            "PeerError: Process 0 .*OSError: .*large",
+        ),
+        ("it is there", "FileExistsError: .*overwrite=True", "PeerError: .*FileExistsError"),
+        ("batches of two kinds", "ValueError: Batch 2 has .* and no labels", "PeerError: .*Batch"),
+        ("other weights", "ValueError: Process 1 was given .* see weights;", None),
+        ("other arguments", "ValueError: Process 1 was given .* see seed;", None),
+        ("another order", "ValueError: .*not have the same batches .after batch 0.", None),
+        ("another length", "ValueError: .*not have the same batches .after batch 3.", None),
+        ("another length, in full turns", "ValueError: .*same batches .after batch 4.", None),
+        ("empty", "ValueError: The loader is empty", None),
+        ("a sampler's share", "ValueError: The loader has a DistributedSampler", None),
+        ("no labels", "PeerError: .*no labels were found", "ValueError: .*no labels were found"),
+    ],
+)
+def test_what_goes_wrong_in_a_prediction_ends_both_and_leaves_nothing(
+    together: Path, case: str, first: str, second: str | None
+) -> None:
+    assert case in PREDICT_ERRORS
+    for rank, pattern in enumerate((first, second or first)):
+        error = json.loads((together / f"predict errors{rank}.json").read_text())[case]
+        assert re.match(pattern, error), error
+    assert list((together / "broken").iterdir()) == []
 
 
 # Restarts

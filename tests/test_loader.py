@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 import abnn
 from abnn.baselines import Single
@@ -148,6 +148,19 @@ def test_members_are_kept_when_asked_for() -> None:
     pred = model().predict_loader(DATA, samples=3, keep_members=True)
     assert pred.members is not None
     assert pred.members.shape == (6, 23, 3)
+
+
+class Stream(IterableDataset[Any]):
+    """Of a length that nobody knows."""
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(X)
+
+
+def test_a_stream_without_a_length_is_predicted() -> None:
+    bnn = model()
+    pred = bnn.predict_loader(DataLoader(Stream(), 5))
+    assert torch.equal(pred.probs, bnn.predict_loader(X.split(5)).probs)
 
 
 def test_any_predictor_will_do() -> None:

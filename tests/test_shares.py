@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
 
 from abnn.order import seed_epoch
-from abnn.shares import bounds, check_last_batch, share
+from abnn.shares import Deal, bounds, check_last_batch, share
 
 LABELS = torch.arange(22)
 
@@ -116,6 +116,45 @@ def test_rows_are_cut_from_whatever_else_there_is(loader: Any) -> None:
             parts.append(y.tolist())
     assert sorted(label for part in parts for label in part) == LABELS.tolist()
     assert parts[0] == [0, 1, 2, 3]
+
+
+# Whole batches, dealt out
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_process_reads_its_own_batches_only(workers: int) -> None:
+    dataset = Counting()
+    loader: Any = DataLoader(dataset, 4, num_workers=workers)
+    deal = Deal(loader, 1, 2)
+    assert [y.tolist() for _, y in deal] == [[4, 5, 6, 7], [12, 13, 14, 15], [20, 21]]
+    assert workers or dataset.read == [*range(4, 8), *range(12, 16), 20, 21]
+    assert deal.seen == 6
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 7])
+@pytest.mark.parametrize(
+    "loader", [DataLoader(Stream(), 4), DataLoader(TensorDataset(LABELS), 4), LABELS.split(4)]
+)
+def test_batches_dealt_out_in_turn_are_those_of_the_loader(loader: Any, size: int) -> None:
+    def rows(batch: Any) -> list[int]:
+        found: list[int] = (batch if isinstance(batch, Tensor) else batch[-1]).tolist()
+        return found
+
+    hands = [[rows(batch) for batch in Deal(loader, rank, size)] for rank in range(size)]
+    dealt = [hands[place % size][place // size] for place in range(sum(map(len, hands)))]
+    assert dealt == [part.tolist() for part in LABELS.split(4)]
+
+
+def test_processes_tell_by_checksums_whether_they_are_dealt_from_one_order() -> None:
+    def turns(parts: Any, rank: int) -> list[int]:
+        deal = Deal(parts, rank, 2)
+        return [deal.turn() for _ in deal]
+
+    parts = [part.float() for part in LABELS.split(4)]
+    assert turns(parts, 0) == turns(parts, 1)
+    other = [*parts[:3], *parts[:2:-1]]
+    agreed = [a == b for a, b in zip(turns(parts, 0), turns(other, 1), strict=True)]
+    assert agreed == [True, True, False]
 
 
 def test_a_batch_that_is_too_small_is_refused_before_the_fit() -> None:

@@ -13,10 +13,10 @@ from typing import Any
 
 import safetensors
 import safetensors.torch
-import torch
 from torch import Tensor, nn
 
 from abnn.convert import convert
+from abnn.digests import tensor_bytes
 from abnn.model import ABNN
 from abnn.norm import BayesNorm, original_class
 from abnn.outputs import Output
@@ -137,20 +137,6 @@ def fingerprint(bnn: ABNN) -> dict[str, str]:
             structure.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}\n".encode())
             values.update(tensor_bytes(tensor))
     return {"structure": structure.hexdigest(), "values": values.hexdigest()}
-
-
-def digest(tensors: Mapping[str, Tensor]) -> str:
-    """One digest of several named tensors."""
-    total = hashlib.sha256()
-    for name in sorted(tensors):
-        total.update(name.encode() + tensor_bytes(tensors[name]))
-    return total.hexdigest()
-
-
-def tensor_bytes(tensor: Tensor) -> bytes | memoryview:
-    """The values of a tensor, whatever its device and memory format."""
-    flat = tensor.detach().cpu().contiguous().reshape(-1)
-    return flat.view(torch.uint8).numpy().data
 
 
 def write(path: Path, data: bytes) -> None:

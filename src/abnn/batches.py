@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -82,6 +82,18 @@ def inputs_of(batch: Any) -> Inputs:
         f"The batch is {describe(batch)}, in which no inputs were found; give a tensor, "
         "(inputs, labels), or a mapping of inputs."
     )
+
+
+def length_of(loader: Iterable[Any]) -> int | None:
+    """The number of batches, or `None` where it is not known.
+
+    >>> length_of([1, 2]), length_of(iter([1, 2]))
+    (2, None)
+    """
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except TypeError:  # which a DataLoader of a stream without a length raises too
+        return None
 
 
 def to_device(inputs: Inputs, device: torch.device | str | None) -> Inputs:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import asdict, dataclass
 from os import PathLike
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from abnn.batches import device_of
+from abnn.batches import device_of, length_of
 from abnn.draws import all_draws, generator, whole_number
 from abnn.evaluate import aligned, terms_of
 from abnn.metrics import ece
@@ -205,7 +205,7 @@ def samples_curve(
     draws, permutations = all_draws(range(bnn.modes), most, seed), _orders(bnn.modes, most, R, seed)
     # Of every order, number of draws and figure: the values of all examples.
     values: dict[tuple[int, int, str], list[Tensor]] = defaultdict(list)
-    total = len(loader) if isinstance(loader, Sized) else None
+    total = length_of(loader)
     n, done, labelled = 0, 0, None
     with (
         Progress(total, "samples curve", progress) as bar,

@@ -26,8 +26,9 @@ from torch.nn import functional as F
 
 import abnn
 from abnn import demo_text
-from abnn.artifact import digest, write
+from abnn.artifact import write
 from abnn.baselines import DeepEnsemble, Single, TemperatureScaling
+from abnn.digests import digest
 from abnn.progress import Progress
 from abnn.zoo import load_weights
 from abnn.zoo.cifar_resnet import Block

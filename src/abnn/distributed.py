@@ -9,26 +9,27 @@ import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from abnn.artifact import fingerprint
-from abnn.model import ABNN
 from abnn.norm import BayesNorm
+
+if TYPE_CHECKING:
+    from abnn.model import ABNN
 
 T = TypeVar("T")
 
 
 class PeerError(RuntimeError):
-    """Another process of the fit stopped or was lost, so this one stopped as well."""
+    """Another process of this run stopped or was lost, so this one stopped as well."""
 
 
 class Meeting:
-    """What every process says at one point of the fit: some numbers, or that it failed.
+    """What every process says at one point of their work: some numbers, or that it failed.
 
     Args:
         size: number of processes.
@@ -46,7 +47,7 @@ class Meeting:
 
 
 class World:
-    """The processes that fit together; a process alone is a world of one and never communicates.
+    """The processes that work together; a process alone is a world of one and never communicates.
 
     Args:
         rank: the number of this process.
@@ -108,6 +109,20 @@ class World:
         with _connected():
             dist.all_gather_object(values, value, group=self._group)
         return values
+
+    def gather_first(self, value: T) -> list[T]:
+        """What every process gives, by rank, on process 0; the others get nothing.
+
+        >>> World().gather_first("here")
+        ['here']
+        """
+        if self.size == 1:
+            return [value]
+        values: list[Any] | None = [None] * self.size if self.rank == 0 else None
+        with _connected():
+            first = dist.get_global_rank(self._group, 0)  # type: ignore[arg-type]
+            dist.gather_object(value, values, first, group=self._group)
+        return values or []
 
     def sum_(self, tensor: Tensor) -> Tensor:
         """Add up a tensor over all processes, in place; all get the same bits."""
@@ -176,7 +191,7 @@ def _connected() -> Iterator[None]:
         yield
     except RuntimeError as error:
         raise PeerError(
-            "Another process of this fit stopped or can't be reached; its own output says why."
+            "Another process of this run stopped or can't be reached; its own output says why."
         ) from error
 
 
@@ -201,6 +216,8 @@ def shard(bnn: ABNN, device: torch.device | str | None = None) -> ABNN:
         return bnn
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
+
+    from abnn.artifact import fingerprint  # which imports networks, and they predict over processes
 
     device = torch.device(device) if device is not None else here.device
     before = fingerprint(bnn)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
-from abnn.batches import device_of, inputs_of, split, to_device
+from abnn.batches import device_of, inputs_of, length_of, split, to_device
+from abnn.distributed import World, world
 from abnn.metrics import Detection, detect, ece, log_likelihood, squared_error
 from abnn.prediction import Prediction
 from abnn.progress import Progress
+from abnn.turns import agree, in_turns
 
 # How out-of-distribution a prediction looks: higher is more so. The paper's own is "msp".
 SCORES: dict[str, Callable[[Prediction], Tensor]] = {
@@ -136,18 +139,22 @@ def evaluate(
     ood: Mapping[str, Iterable[Any]] | None = None,
     *,
     ignore_index: int = -100,
+    alone: bool = False,
     progress: bool | None = None,
     **predict: Any,
 ) -> Evaluation:
     """Score a predictor on labelled data and, if given, on out-of-distribution datasets.
 
-    Each loader is read once, and only a few numbers per example are kept.
+    Each loader is read once, and only a few numbers per example are kept. Under torchrun, or in a
+    process group of yours, all processes call this with the same arguments, share the batches, and
+    get the same figures.
 
     Args:
         predictor: anything with `predict(inputs) -> Prediction`.
         id_loader: batches `(x, y)`, `(x1, x2, ..., y)` or mappings with "labels".
         ood: loaders by the name of their dataset; labels are not needed, and not looked at.
         ignore_index: the label of what is left out, such as void pixels or padding.
+        alone: evaluate all of it in this process, whatever other processes there are.
         progress: show a line of progress; default: on a terminal.
         predict: passed on to `predictor.predict`, such as `samples=8, seed=0`.
 
@@ -166,26 +173,28 @@ def evaluate(
         )
     if ood is not None and not isinstance(ood, Mapping):
         raise ValueError('ood must map names to loaders; give ood={"name": loader}.')
-    terms: dict[str, list[Tensor]] = defaultdict(list)
-    for batch, prediction in _run(predictor, id_loader, "in-distribution", progress, predict):
-        for name, values in terms_of(prediction, split(batch)[1], ignore_index, bool(ood)).items():
-            terms[name].append(values.cpu())
-    known = {name: torch.cat(values) for name, values in terms.items()}
-    n = known["correct"].numel()
-    if n == 0:
-        raise ValueError(
-            f"Every in-distribution label is ignore_index ({ignore_index}); give labelled data."
+    given = predict | {"ignore_index": ignore_index, "ood": list(ood or ())}
+    with (World() if alone else world()).joined() as team:
+        agree(team, predictor, [id_loader, *(ood or {}).values()], given)
+        run = partial(_run, team, predictor, predict=predict, progress=progress)
+        known = run(
+            id_loader,
+            "in-distribution",
+            lambda batch, prediction: terms_of(
+                prediction, split(batch)[1], ignore_index, bool(ood)
+            ),
         )
-    detections: dict[str, dict[str, Detection]] = {}
-    for dataset, loader in (ood or {}).items():
-        unknown: dict[str, list[Tensor]] = {name: [] for name in SCORES}
-        for _, prediction in _run(predictor, loader, dataset, progress, predict):
-            for name, score in SCORES.items():
-                unknown[name].append(score(prediction).flatten().cpu())
-        detections[dataset] = {
-            name: detect(known[name], torch.cat(scores)).percent()
-            for name, scores in unknown.items()
-        }
+        n = known["correct"].numel()
+        if n == 0:
+            raise ValueError(
+                f"Every in-distribution label is ignore_index ({ignore_index}); give labelled data."
+            )
+        detections: dict[str, dict[str, Detection]] = {}
+        for dataset, loader in (ood or {}).items():
+            unknown = run(loader, dataset, lambda _, prediction: _scores(prediction))
+            detections[dataset] = {
+                name: detect(known[name], scores).percent() for name, scores in unknown.items()
+            }
     return Evaluation(
         n=n,
         accuracy=100 * _mean(known["correct"]),
@@ -197,27 +206,48 @@ def evaluate(
 
 
 def _run(
+    team: World,
     predictor: Predictor,
     loader: Iterable[Any],
     dataset: str,
-    progress: bool | None,
+    terms: Callable[[Any, Prediction], dict[str, Tensor]],
+    *,
     predict: dict[str, Any],
-) -> Iterator[tuple[Any, Prediction]]:
-    """Each batch of a loader with its prediction."""
-    device, done = device_of(predictor), 0
-    total = len(loader) if isinstance(loader, Sized) else None
-    with Progress(total, f"evaluate {dataset}", progress) as bar:
-        for done, batch in enumerate(loader, start=1):
-            prediction = predictor.predict(to_device(inputs_of(batch), device), **predict)
-            if prediction.log_probs.isnan().any():
-                raise ValueError(
-                    f"The predictions on batch {done} of the {dataset} data contain NaN; check "
-                    "these inputs and the network's weights."
-                )
-            yield batch, prediction
-            bar.update(done)
-    if done == 0:
-        raise ValueError(f"The loader of the {dataset} data is empty; give at least one batch.")
+    progress: bool | None,
+) -> dict[str, Tensor]:
+    """A few numbers per example of a loader, in its order."""
+    device = device_of(predictor)
+    found: dict[str, list[Tensor]] = defaultdict(list)
+
+    def work(number: int, batch: Any) -> tuple[int, dict[str, Tensor]]:
+        prediction = predictor.predict(to_device(inputs_of(batch), device), **predict)
+        if prediction.log_probs.isnan().any():
+            raise ValueError(
+                f"The predictions on batch {number} of the {dataset} data contain NaN; check "
+                "these inputs and the network's weights."
+            )
+        return number, {name: values.cpu() for name, values in terms(batch, prediction).items()}
+
+    def take(result: tuple[int, dict[str, Tensor]]) -> None:
+        number, values = result
+        for name, value in values.items():
+            found[name].append(value)
+        bar.update(number)
+
+    total = length_of(loader)
+    shown = progress if team.rank == 0 else False
+    with Progress(total, f"evaluate {dataset}", shown) as bar:
+        if in_turns(team, predictor, loader, _one_by_one, work, take) == 0:
+            raise ValueError(f"The loader of the {dataset} data is empty; give at least one batch.")
+    return {name: torch.cat(values) for name, values in found.items()}
+
+
+def _one_by_one(loader: Iterable[Any]) -> Generator[Any, None, None]:
+    yield from loader
+
+
+def _scores(prediction: Prediction) -> dict[str, Tensor]:
+    return {name: score(prediction).flatten() for name, score in SCORES.items()}
 
 
 def terms_of(

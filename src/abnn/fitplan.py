@@ -12,7 +12,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor
 
-from abnn.batches import device_of
+from abnn.batches import device_of, length_of
 from abnn.distributed import World
 from abnn.model import ABNN
 from abnn.recipe import Recipe
@@ -46,7 +46,7 @@ class FitPlan:
         self.everyone = everyone
         self.split = _choose(split, bnn, loader, everyone.size)
         self.shares_data = self.split == "data"
-        self.epoch_length = len(loader) if isinstance(loader, Sized) else None
+        self.epoch_length = length_of(loader)
         self.steps = _steps(recipe, self.epoch_length)
         self.device = device_of(bnn) or torch.device("cpu")
         owners = everyone.size if self.split == "modes" else 1

@@ -1,4 +1,4 @@
-"""The order of the training data, and its augmentation: a function of (seed, epoch).
+"""The order of data: of training data, and of its augmentation, a function of (seed, epoch).
 
 A resumed fit sees the same batches so, and so do all processes of a distributed one. The numbers
 of the noise never come from the generators that are seeded here.
@@ -9,12 +9,15 @@ from __future__ import annotations
 import random
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from abnn.draws import generator
+
+if TYPE_CHECKING:
+    from abnn.distributed import World
 
 
 def seed_epoch(loader: Iterable[Any], seed: int, epoch: int) -> None:
@@ -65,6 +68,24 @@ def randomness_kept(loader: Iterable[Any]) -> Iterator[None]:
         set_random_states(states)
         for g, state in own:
             g.set_state(state)
+
+
+@contextmanager
+def randomness_of_first(loader: Iterable[Any], team: World) -> Iterator[None]:
+    """Give all processes the random numbers of process 0, for a loader that shuffles; for a while.
+
+    A process alone draws on as ever.
+    """
+    if team.size == 1:
+        yield
+        return
+    with randomness_kept(loader):
+        own = _generators(loader)
+        states, theirs = team.gather((random_states(), [g.get_state() for g in own]))[0]
+        set_random_states(states)
+        for g, state in zip(own, theirs, strict=False):
+            g.set_state(state)
+        yield
 
 
 def samplers(loader: Iterable[Any]) -> list[Any]:

@@ -22,7 +22,7 @@ class Batch:
     """Some consecutive examples of a data set.
 
     Args:
-        start: how many examples come before.
+        start: how many examples come before, of those that the loader gives this process.
         rows: how many examples these are.
         inputs: what the network takes, on its device.
         labels: class indices, on the CPU, or `None` if the loader gives none.

@@ -216,6 +216,11 @@ class Predictions(Mapping[str, Array]):
         """A column; of a directory memory-mapped, of a Parquet file read."""
         if name not in self._names:
             raise KeyError(f"There is no column {name!r}; there are {', '.join(self._names)}.")
+        if not self.path.exists():
+            raise FileNotFoundError(
+                f"{self.path} is not here; if several processes predicted, process 0 wrote it to "
+                "its own disk."
+            )
         if not self._parquet:
             array: Array = np.load(self.path / f"{name}.npy", mmap_mode="r")
             return array

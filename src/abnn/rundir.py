@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from abnn.artifact import bank_tensors, digest, fingerprint, load_banks, write
+from abnn.artifact import bank_tensors, fingerprint, load_banks, write
+from abnn.digests import digest
 from abnn.distributed import World
 from abnn.model import ABNN
 from abnn.recipe import Recipe

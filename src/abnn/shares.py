@@ -1,4 +1,4 @@
-"""Every process's share of the training data: the rows of every batch that are its own."""
+"""Every process's share of a data set: its rows of every batch, or every so many-th batch."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sized
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -16,12 +16,14 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from abnn.artifact import tensor_bytes
-from abnn.batches import split
+from abnn.batches import inputs_of, labels_of, split
+from abnn.digests import tensor_bytes
+from abnn.folding import first_tensor
 from abnn.order import random_states, samplers, seed_all, set_random_states
 
 # A batch of this process, and what must be the same on all of them: a checksum of the whole batch.
 Piece = tuple[Any, int]
+T = TypeVar("T")
 
 
 def share(loader: Iterable[Any], rank: int, size: int) -> Iterable[Piece]:
@@ -115,40 +117,107 @@ def _loads_by_index(loader: Iterable[Any]) -> bool:
     )
 
 
+class Deal:
+    """Whole batches of a loader, dealt out to `size` processes in turn: those of one of them.
+
+    A `DataLoader` of a map-style dataset loads only these; anything else is iterated by all.
+
+    >>> [batch.item() for batch in Deal(torch.arange(5.0).split(1), rank=1, size=2)]
+    [1.0, 3.0]
+    """
+
+    def __init__(self, loader: Iterable[Any], rank: int, size: int) -> None:
+        self.loader, self.rank, self.size = loader, rank, size
+        self.in_order = getattr(loader, "in_order", True)
+        self.seen = 0  # batches of the loader, own or not
+        self.checksum = 0  # of all of these
+        self._turns: deque[int] = deque()
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.size == 1:
+            return self._counted()
+        if _loads_by_index(self.loader):
+            return iter(_copy(self.loader, self.rank, self._own_indices))
+        return self._own(self.loader, _mark)
+
+    def turn(self) -> int:
+        """Of the own batches, one after the other: the checksum up to the first of the turn."""
+        return self._turns.popleft() if self._turns and self.in_order else 0
+
+    def _counted(self) -> Iterator[Any]:
+        for batch in self.loader:
+            self.seen += 1
+            yield batch
+
+    def _own_indices(self, batches: Iterable[list[Any]]) -> Iterator[list[Any]]:
+        return self._own(batches, lambda indices: repr(indices).encode())
+
+    def _own(self, batches: Iterable[T], mark: Callable[[T], bytes | memoryview]) -> Iterator[T]:
+        turn = 0
+        for place, batch in enumerate(batches):
+            self.seen, self.checksum = place + 1, zlib.crc32(mark(batch), self.checksum)
+            if place % self.size == 0:
+                turn = self.checksum
+            if place % self.size == self.rank:
+                self._turns.append(turn)
+                yield batch
+
+
+def _mark(batch: Any) -> bytes | memoryview:
+    """What tells a batch from others: its labels, or else its first input."""
+    labels = labels_of(batch)
+    return tensor_bytes(first_tensor(inputs_of(batch))[:1] if labels is None else labels)
+
+
 class _Loaded:
     """A `DataLoader` that loads the own rows of every batch and no others."""
 
     def __init__(self, loader: Any, rank: int, size: int) -> None:
-        self.indices = _Indices(loader.batch_sampler, rank, size)
+        self.rank, self.size = rank, size
+        self.checksums: deque[int] = deque()
         self.in_order = getattr(loader, "in_order", True)
-        # A copy keeps all that a DataLoader has: workers, collate function, pinned memory, ...
-        self.loader = copy.copy(loader)
-        self.loader.worker_init_fn = _Worker(loader.worker_init_fn, rank)
-        vars(self.loader).update(batch_sampler=self.indices, _iterator=None)
+        self.loader = _copy(loader, rank, self._own_rows)
 
     def __iter__(self) -> Iterator[Piece]:
+        self.checksums.clear()
         for batch in self.loader:
-            checksum = self.indices.checksums.popleft()
+            checksum = self.checksums.popleft()
             yield batch, checksum if self.in_order else 0
 
+    def _own_rows(self, batches: Iterable[list[Any]]) -> Iterator[list[Any]]:
+        for indices in batches:
+            self.checksums.append(zlib.crc32(repr(indices).encode()))
+            yield indices[bounds(len(indices), self.rank, self.size)]
 
+
+def _copy(loader: Any, rank: int, own: Callable[[Iterable[list[Any]]], Iterator[list[Any]]]) -> Any:
+    """A copy that loads its own indices; it keeps workers, collate function, pinned memory, ..."""
+    copied = copy.copy(loader)
+    copied.worker_init_fn = _Worker(loader.worker_init_fn, rank)
+    vars(copied).update(batch_sampler=_Indices(loader.batch_sampler, rank, own), _iterator=None)
+    return copied
+
+
+@dataclass
 class _Indices:
-    """The own part of every batch of indices.
+    """What this process takes from the batches of indices.
 
     Which indices those are must not depend on the rank, but augmentation must: rows that one
     process would augment in turn are not to get the same random numbers on all. So the sampler
     and the dataset, which draw from the same global generators, find them in separate states.
     """
 
-    def __init__(self, batches: Iterable[Any], rank: int, size: int) -> None:
-        self.batches, self.rank, self.size = batches, rank, size
-        self.checksums: deque[int] = deque()
+    batches: Iterable[Any]
+    rank: int
+    own: Callable[[Iterable[list[Any]]], Iterator[list[Any]]]
 
     def __len__(self) -> int:
         return len(self.batches)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[list[Any]]:
-        self.checksums.clear()
+        return self.own(self._all())
+
+    def _all(self) -> Iterator[list[Any]]:
         order, batches = random_states(), iter(self.batches)
         _seed_rank(self.rank)
         while True:
@@ -161,9 +230,7 @@ class _Indices:
                 set_random_states(own)
             if batch is None:
                 return
-            indices = list(batch)
-            self.checksums.append(zlib.crc32(repr(indices).encode()))
-            yield indices[bounds(len(indices), self.rank, self.size)]
+            yield list(batch)
 
 
 @dataclass

@@ -133,7 +133,9 @@ def validate_original(
         net = bnn.restore() if bnn.sharded is None else bnn
         single = Single(net, output=bnn.output, class_dim=bnn.class_dim)
         with bnn.disabled():
-            return evaluate(single, loader, ignore_index=ignore_index, progress=progress)
+            return evaluate(
+                single, loader, ignore_index=ignore_index, alone=True, progress=progress
+            )
 
     return _divide([original], bnn, loader, everyone)[0]
 
@@ -149,7 +151,8 @@ def validate_all(
     if loader is None:
         return None, (None,) * bnn.modes
     chosen = (None, *([mode] for mode in range(bnn.modes)))
-    one = partial(evaluate, bnn, loader, ignore_index=ignore_index, progress=progress)
+    given = partial(evaluate, bnn, loader, ignore_index=ignore_index, progress=progress)
+    one = partial(given, alone=True)  # as it is the evaluations that are divided, not the data
     whole, *modes = _divide([partial(one, modes=m) for m in chosen], bnn, loader, everyone)
     return whole, tuple(modes)
 
