@@ -6,7 +6,8 @@ All processes are started by torchrun, stay up and take turns, so that no start 
 are two processes at the same time that fit half a batch each and never talk: the best that the
 machine gives. "half" is one of these while the other rests. A column is the throughput in whole
 batches over that of one process, so "half" is about 1, and "apart" falls behind twice of that as
-far as the cores slow each other.
+far as the cores slow each other. "two, CPU" is the same as "two" by the processes' CPU time: what
+it would be if nobody waited, neither for the other nor for a core that somebody else has.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import argparse
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Client, Connection, Listener
@@ -25,11 +27,12 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 import abnn
-from harness import interleaved, milliseconds, ratio, say, table, versions
+from abnn.model import Stats
+from harness import Timings, interleaved, milliseconds, ratio, say, table, versions
 from plain_forms import network
 
 MODES = 4
-STATS = ("per_mode", "frozen")
+STATS: tuple[Stats, ...] = ("per_mode", "frozen")
 Team = Sequence[Connection]
 
 
@@ -48,38 +51,44 @@ def main() -> None:
     with started(processes=1) as one, started(1, core=1) as other, started(2) as two:
         rows = [measure(one, other, two, stats, args) for stats in STATS]
     print(f"Two processes, batch {args.batch}: {versions()}\n")
-    print(table(("ResNet-20", "one ms a step", "two", "apart", "half", "A/A"), rows))
+    print(table(("ResNet-20", "one ms a step", "two", "two, CPU", "apart", "half", "A/A"), rows))
 
 
-def measure(one: Team, other: Team, two: Team, stats: str, args: argparse.Namespace) -> list[str]:
+def measure(one: Team, other: Team, two: Team, stats: Stats, args: argparse.Namespace) -> list[str]:
     """One row: throughput over that of one process."""
     whole, half = args.batch, args.batch // 2
+    teams = {
+        "one": (one, whole),
+        "two": (two, whole),
+        "apart": ([*one, *other], half),
+        "half": (one, half),
+        "A/A": (one, whole),
+    }
     say(f"{stats}: {args.rounds} rounds")
-    seconds = interleaved(
-        {
-            "one": turn(one, stats, whole, args.steps),
-            "two": turn(two, stats, whole, args.steps),
-            "apart": turn([*one, *other], stats, half, args.steps),
-            "half": turn(one, stats, half, args.steps),
-            "A/A": turn(one, stats, whole, args.steps),
-        },
-        args.rounds,
-        warm_up=1,
-    )
-    speeds = {name: ratio(seconds, "one", name) for name in ("two", "apart", "half", "A/A")}
-    speeds["half"] /= 2
+    cpu: Timings = {name: [] for name in teams}
+    turns = {
+        name: turn(team, cpu[name], stats, batch, args.steps)
+        for name, (team, batch) in teams.items()
+    }
+    seconds = interleaved(turns, args.rounds, warm_up=1)
     step = float(milliseconds(seconds, "one")) / args.steps
-    return [stats, f"{step:.0f}", *(f"{speed:.2f}" for speed in speeds.values())]
+    speeds = (
+        ratio(seconds, "one", "two"),
+        ratio(cpu, "one", "two"),
+        ratio(seconds, "one", "apart"),
+        ratio(seconds, "one", "half") / 2,
+        ratio(seconds, "one", "A/A"),
+    )
+    return [stats, f"{step:.0f}", *(f"{speed:.2f}" for speed in speeds)]
 
 
-def turn(team: Team, *work: object) -> Callable[[], None]:
-    """A fit by all processes of a team."""
+def turn(team: Team, cpu: list[float], *work: object) -> Callable[[], None]:
+    """A fit by all processes of a team; the CPU time of the one that took most is kept."""
 
     def run() -> None:
         for process in team:
             process.send(work)
-        for process in team:
-            process.recv()
+        cpu.append(max(process.recv() for process in team))
 
     return run
 
@@ -122,8 +131,9 @@ def serve(address: str, first: int) -> None:
             rows = steps * batch
             data = TensorDataset(torch.randn(rows, 3, pixels, pixels), torch.randint(10, (rows,)))
             loader = DataLoader(data, batch)
+            before = time.process_time()
             abnn.fit(bnns[stats], loader, epochs=1, lr=1e-3, split="data", progress=False)
-            parent.send("done")
+            parent.send(time.process_time() - before)
 
 
 def cores() -> list[int]:
