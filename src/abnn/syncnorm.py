@@ -63,11 +63,12 @@ class Normalise(torch.autograd.Function):
         x_hat, scale, n = ctx.saved_tensors
         wide = x_hat if x_hat.dtype == torch.float64 else x_hat.float()
         grad, dims = grads[0].to(wide.dtype), _reduced(x_hat)
-        sums = torch.stack([grad.sum(dims), (grad * wide).sum(dims)]).double()
+        dx = grad * wide
+        sums = torch.stack([grad.sum(dims), dx.sum(dims)]).double()
         mean, slope = ctx.total(sums) / n
-        # scale * (grad - mean - x_hat * slope), in the memory of its first product
-        dx = (wide * _like(-slope, wide)).add_(grad).sub_(_like(mean, wide))
-        dx = dx.mul_(_like(scale, wide))
+        # scale * (grad - mean - x_hat * slope); large tensors are slow to allocate, so in one.
+        torch.mul(wide, _like(-slope, wide), out=dx)
+        dx.add_(grad).sub_(_like(mean, wide)).mul_(_like(scale, wide))
         return dx.to(x_hat.dtype), None, None
 
 
