@@ -1,7 +1,7 @@
 """Batch statistics of a batch that is shared by several processes: those of all its rows.
 
 torch's SyncBatchNorm runs on GPUs only and one network at a time. Here a norm first normalises its
-input with the statistics of the whole batch, all its modes in one all-reduce; then the layer's own
+input with the statistics of the whole batch, all its modes in one exchange; then the layer's own
 forward runs in eval mode with a mean of 0 and a variance of 1, for its gamma, beta and whatever
 else it does.
 """
@@ -38,7 +38,7 @@ class Normalise(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, eps: float, total: Sum
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """One all-reduce of sums, sums of squares and counts."""
+        """One exchange of sums, sums of squares and counts."""
         dims = _reduced(x)
         wide = x if x.dtype == torch.float64 else x.float()
         # torch.var_mean does the same, but on a CPU takes ten times as long.
@@ -59,7 +59,7 @@ class Normalise(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        """One all-reduce: every row of every process moves the mean and the variance."""
+        """One exchange: every row of every process moves the mean and the variance."""
         x_hat, scale, n = ctx.saved_tensors
         wide = x_hat if x_hat.dtype == torch.float64 else x_hat.float()
         grad, dims = grads[0].to(wide.dtype), _reduced(x_hat)
