@@ -66,7 +66,7 @@ class Normalise(torch.autograd.Function):
         dx = grad * wide
         sums = torch.stack([grad.sum(dims), dx.sum(dims)]).double()
         mean, slope = ctx.total(sums) / n
-        # scale * (grad - mean - x_hat * slope); large tensors are slow to allocate, so in one.
+        # scale * (grad - mean - x_hat * slope), in the memory of the product above
         torch.mul(wide, _like(-slope, wide), out=dx)
         dx.add_(grad).sub_(_like(mean, wide)).mul_(_like(scale, wide))
         return dx.to(x_hat.dtype), None, None
