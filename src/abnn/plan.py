@@ -86,7 +86,7 @@ def rows_of(seen: Survey, x: Tensor) -> int:
 
 def weights_are_small(seen: Survey, x: Tensor) -> bool:
     """Whether changing all weights for a draw is little work beside running its batch."""
-    return x.device.type == "cpu" and 4 * seen.weights <= x.shape[0] * seen.row_elements
+    return x.device.type == "cpu" and 16 * seen.weights <= x.shape[0] * seen.row_elements
 
 
 def _read_cache_bytes() -> int:
