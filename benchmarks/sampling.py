@@ -50,15 +50,16 @@ def measure(name: str, batch: int, rounds: int) -> list[str]:
     """One row: the fastest plain form, twice, ABNN, and the loop for a batch of one."""
     net, pixels = network(name)
     x = torch.randn(batch, 3, pixels, pixels)
-    # A pass over 4096 images of 224 px takes minutes; fewer draws have the same ratio.
-    samples = SAMPLES if batch * pixels**2 < 2**20 else 1
+    # Hundreds of images of 224 px take minutes; fewer draws have the same ratio.
+    samples = SAMPLES if batch * pixels**2 < 2**18 else 1
     draws = MODES * samples
     if batch * draws * pixels**2 > 2**22:
         rounds = min(rounds, 5)
     bnn = abnn.convert(net, modes=MODES)
     plain, images = fastest_form(net), torch.cat([x] * draws)
     say(f"{name}, batch {batch}: which batch size is fastest for the plain form?")
-    sizes = {rows: in_batches(plain, images, rows) for rows in ROWS if rows <= len(images)}
+    most = min(len(images), 2**22 // pixels**2)
+    sizes = {rows: in_batches(plain, images, rows) for rows in ROWS if rows <= most}
     found = interleaved({str(rows): run for rows, run in sizes.items()}, 3, warm_up=1)
     best = min(sizes, key=lambda rows: min(found[str(rows)]))
     variants = {
