@@ -56,6 +56,7 @@ def measure(name: str, batch: int, rounds: int) -> list[str]:
     if batch * draws * pixels**2 > 2**22:
         rounds = min(rounds, 5)
     bnn = abnn.convert(net, modes=MODES)
+    bnn.predict(x, samples)  # from here on freed memory is kept, for the plain form as well
     plain, images = fastest_form(net), torch.cat([x] * draws)
     say(f"{name}, batch {batch}: which batch size is fastest for the plain form?")
     most = min(len(images), 2**22 // pixels**2)

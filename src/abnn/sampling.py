@@ -14,7 +14,7 @@ from torch import Tensor
 
 from abnn.draws import Draw, chunks, untraced
 from abnn.folding import channels_last, clone, first_tensor, pieces, signature
-from abnn.layout import ChannelsLast
+from abnn.layout import ChannelsLast, keep_freed_memory
 from abnn.norm import NotFoldable
 from abnn.outputs import Inputs
 from abnn.passes import Folding, Network
@@ -89,6 +89,7 @@ class Sampler:
     ) -> Generator[Iterator[Tensor], None, None]:
         """For one group of draws after the other their logits, a piece of the batch at a time."""
         _check_examples(inputs)
+        keep_freed_memory()
         with _RUNNING:
             folding = self._folding(inputs) if len(draws) > 1 else None
             plan = self._completed(plan, inputs, len(draws), folding)
@@ -134,6 +135,7 @@ class Sampler:
     def training_logits(self, inputs: Inputs, draws: Sequence[Draw]) -> Tensor:
         """As `logits`, but a single draw too runs in the layout that is fastest."""
         _check_examples(inputs)
+        keep_freed_memory()
         with _RUNNING, ExitStack() as stack:
             folding = self._find_folding(inputs)
             inputs = clone(inputs)  # a network that writes to them would change the next pass
