@@ -18,7 +18,7 @@ from abnn.layout import ChannelsLast, keep_freed_memory
 from abnn.norm import NotFoldable
 from abnn.outputs import Inputs
 from abnn.passes import Folding, Network
-from abnn.plan import Plan, rows_of, weights_are_small
+from abnn.plan import Plan, rows_of
 from abnn.prediction import Prediction, PredictionStream
 from abnn.proof import find_folding
 from abnn.weights import Weights
@@ -202,8 +202,6 @@ class Sampler:
         rows = rows_of(folding.survey, x)
         can = folding.in_weights and apart
         plan = plan if can else replace(plan, weights=False)
-        if can and plan.draws is None and plan.weights is None:
-            plan = replace(plan, weights=weights_are_small(folding.survey, x))
         if can and plan.weights:
             examples = plan.examples or min(B, rows)
             last = folding.channels_last and plan.channels_last is not False
