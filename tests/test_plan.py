@@ -196,10 +196,16 @@ def test_an_input_that_others_need_is_not_overwritten() -> None:
         assert not folding.overwrite & {index[name] for name in shared}
 
 
-def test_what_hooks_have_seen_is_not_overwritten() -> None:
-    net, seen = cnn(), []
-    net[0].register_forward_hook(lambda _, args, out: seen.append((out, out.clone())))
-    jittered(net, modes=2).predict(X)
+@pytest.mark.parametrize("late", [True, False])
+def test_what_hooks_have_seen_is_not_overwritten(late: bool) -> None:
+    bnn, seen = jittered(cnn(), modes=2), []
+    if late:
+        bnn.predict(X)  # settles what may be overwritten
+    for module in bnn.backbone.modules():
+        if isinstance(module, nn.Conv2d):
+            module.register_forward_hook(lambda _, args, out: seen.append((out, out.clone())))
+    bnn.predict(X, plan=Plan(trunk=False))
+    assert seen
     assert all(torch.equal(now, then) for now, then in seen)
 
 

@@ -20,7 +20,7 @@ from abnn.layout import ChannelsLast
 from abnn.norm import Active, BayesNorm, Noise, NotFoldable, activated
 from abnn.outputs import Inputs, Output, call, logits_of
 from abnn.surgery import swapped
-from abnn.survey import Survey
+from abnn.survey import Survey, has_hooks
 from abnn.trunk import Trunk, WatchedTrunk
 from abnn.weights import Weights
 
@@ -100,9 +100,13 @@ class Network:
         layers, S = list(self.layers.values()), len(part)
         actives = weights.of(part, first_tensor(batches[0]).shape[0], called)
         trunk = None if folding.trunk is None else Trunk(folding.trunk)
+        # Hooks that came after the proof may keep what they are shown.
+        overwrite = (
+            frozenset() if any(map(has_hooks, self.backbone.modules())) else folding.overwrite
+        )
         for layer, active in zip(layers, actives, strict=True):
             active.trunk = trunk
-            active.overwrite = layer.bank.index in folding.overwrite
+            active.overwrite = layer.bank.index in overwrite
         with ExitStack() as stack:
             if folding.channels_last:
                 stack.enter_context(self.channels_last.weights(self.backbone))

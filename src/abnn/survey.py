@@ -69,12 +69,12 @@ def survey(net: nn.Module, layers: Mapping[str, BayesNorm], inputs: Inputs) -> S
             if fresh and layer.bank.form.affine:
                 makers[layer.bank.index] = made[id(args[0])][1]
 
-    hooked = {layer.bank.index for layer in layers.values() if _has_hooks(layer)}
+    hooked = {layer.bank.index for layer in layers.values() if has_hooks(layer)}
     leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
     before = [_version(leaf) for leaf in leaves]
     with ExitStack() as stack:
         for module in net.modules():
-            if isinstance(module, _MAKERS) and not _has_hooks(module):
+            if isinstance(module, _MAKERS) and not has_hooks(module):
                 stack.callback(module.register_forward_hook(maker).remove)
         for layer in layers.values():
             stack.callback(layer.register_forward_pre_hook(norm).remove)
@@ -105,7 +105,12 @@ def _scales(module: nn.Module) -> bool:
     return not transposed and type(module._parameters.get("weight")) is nn.Parameter
 
 
-def _has_hooks(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
+    """Whether somebody looks at what goes into a module or comes out of it.
+
+    >>> has_hooks(nn.Linear(1, 1))
+    False
+    """
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
