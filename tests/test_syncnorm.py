@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import abnn
 from abnn.distributed import World
-from abnn.syncnorm import Normalise, whole_batch
+from abnn.syncnorm import Coupled, batch_statistics, whole_batch
 from nets import cnn
 
 
@@ -43,23 +43,24 @@ def test_two_parts_have_the_output_and_the_gradient_of_the_whole() -> None:
     outputs: list[Any] = [None, None]
 
     def run(i: int) -> None:
-        outputs[i] = Normalise.apply(parts[i], 1e-5, total)
-        piece = upstream[:, :3] if i == 0 else upstream[:, 3:]
-        outputs[i][0].backward(piece)
+        mean, var, n = batch_statistics(parts[i], total)
+        x = Coupled.apply(parts[i], mean, var, n, 1e-5, total)
+        outputs[i] = (x - mean[:, None, :, None]) / (var[:, None, :, None] + 1e-5).sqrt()
+        outputs[i].backward(upstream[:, :3] if i == 0 else upstream[:, 3:])
 
     threads = [threading.Thread(target=run, args=(i,)) for i in range(2)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    torch.testing.assert_close(torch.cat([y[0] for y in outputs], 1), expected.detach())
+    torch.testing.assert_close(torch.cat(outputs, 1), expected.detach())
     torch.testing.assert_close(torch.cat([p.grad for p in parts], 1), whole.grad)  # type: ignore[misc]
 
 
 def test_large_values_keep_their_variance() -> None:
     """A sum of squares in single precision would lose it."""
     x = 1e4 + torch.randn(1, 4096, 2)
-    _, _, var, _ = Normalise.apply(x, 0.0, World().sum_)
+    _, var, _ = batch_statistics(x, World().sum_)
     torch.testing.assert_close(
         var.float(), x.double().var(1, correction=0).float(), rtol=1e-3, atol=0
     )

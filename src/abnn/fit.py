@@ -225,7 +225,8 @@ def _batches(
                 inputs, labels = split(piece[0])
                 inputs, labels = to_device(inputs, plan.device), labels.to(plan.device)
                 counted = int((labels != plan.ignore_index).sum()) if plan.shares_data else 0
-                at_once = min(len(group), plan.bnn._sampler().at_once(inputs, len(group) > 1))
+                exchanges = plan.shares_data and bool(plan.whole_batch.layers)
+                at_once = plan.bnn._sampler().at_once(inputs, len(group), exchanges)
                 due = directory is not None and directory.is_due(step + 1 == plan.steps)
                 meeting.say(1, len(labels), counted, piece[1], at_once, due)
         given, lengths, counts, checksums, at_onces, due_there = meeting.heard.T

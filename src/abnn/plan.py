@@ -68,17 +68,17 @@ class Plan:
             )
 
 
-def rows_of(seen: Survey, x: Tensor) -> int:
+def rows_of(seen: Survey, x: Tensor, cached: bool = True) -> int:
     """Rows, of draws and examples together, that one pass should have.
 
     On a CPU a pass is fastest when the tensors that go from layer to layer stay in its cache, and
     when it is large enough that reading the weights is small beside them. On an accelerator it is
-    faster the larger it is, up to a point.
+    faster the larger it is, up to a point; so it is when `cached` is False.
     """
     wanted = _MOST_ROWS
-    if x.device.type == "cpu":
-        cached = 2 * _CACHE_BYTES * torch.get_num_threads() // seen.row_bytes
-        wanted = min(wanted, max(cached, seen.weights // seen.row_elements))
+    if cached and x.device.type == "cpu":
+        fitting = 2 * _CACHE_BYTES * torch.get_num_threads() // seen.row_bytes
+        wanted = min(wanted, max(fitting, seen.weights // seen.row_elements))
     row = _ALIVE * seen.row_bytes
     if wanted * row > _LITTLE_MEMORY:  # asking takes time, and most passes need little
         wanted = min(wanted, _free_bytes(x.device) // 4 // row)

@@ -117,20 +117,22 @@ class Sampler:
             (logits,) = self._passes([inputs], self.net.weights(draws), part, folding)
             return logits
 
-    def at_once(self, inputs: Inputs, several: bool) -> int:
+    def at_once(self, inputs: Inputs, most: int, exchanges: bool = False) -> int:
         """Draws of which it is fastest to run so many together, with gradients.
 
         Args:
-            several: whether there are more than one; who has none to share a pass with need not
-                know that they could not.
+            most: how many there are; one alone need not know that it can't share a pass.
+            exchanges: whether processes wait for each other within a pass. That costs as much for
+                one draw as for all, and more than what draws one by one gain from the cache.
         """
         _check_examples(inputs)
         with _RUNNING:
-            folding = self._folding(inputs) if several else self._find_folding(inputs)
+            folding = self._folding(inputs) if most > 1 else self._find_folding(inputs)
             if folding is None:
                 return 1
             x = first_tensor(inputs)
-            return max(1, rows_of(folding.survey, x) // x.shape[0])
+            rows = rows_of(folding.survey, x, cached=not exchanges)
+            return max(1, min(most, rows // x.shape[0]))
 
     def training_logits(self, inputs: Inputs, draws: Sequence[Draw]) -> Tensor:
         """As `logits`, but a single draw too runs in the layout that is fastest."""

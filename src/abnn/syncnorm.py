@@ -1,9 +1,9 @@
 """Batch statistics of a batch that is shared by several processes: those of all its rows.
 
-torch's SyncBatchNorm runs on GPUs only and one network at a time. Here a norm first normalises its
-input with the statistics of the whole batch, all its modes in one exchange; then the layer's own
-forward runs in eval mode with a mean of 0 and a variance of 1, for its gamma, beta and whatever
-else it does.
+torch's SyncBatchNorm runs on GPUs only and one network at a time. Here the statistics of all
+processes' rows are put where a norm keeps its running ones, and its own forward runs in eval mode.
+To autograd they are constants then; that they depend on the rows is made up for in the backward
+pass. All modes that run together share an exchange.
 """
 
 from __future__ import annotations
@@ -28,56 +28,71 @@ from abnn.surgery import swapped
 Sum = Callable[[Tensor], Tensor]  # adds up a tensor over all processes, in place
 
 
-class Normalise(torch.autograd.Function):
-    """`(x - mean) / sqrt(var + eps)` of `[S, rows, C, ...]`, over the rows of all processes.
+def batch_statistics(x: Tensor, total: Sum) -> tuple[Tensor, Tensor, Tensor]:
+    """Mean and variance of `[S, rows, C, ...]` over the rows of all processes, and their number.
 
-    It returns that, the mean and the variance, `[S, C]`, and how many values each is of.
+    One exchange, of counts, sums and sums of squares.
+
+    >>> mean, var, n = batch_statistics(torch.tensor([[[1.0], [3.0]]]), total=lambda sums: sums)
+    >>> mean.item(), var.item(), n.item()
+    (2.0, 1.0, 2.0)
+    """
+    wide = _wide(x.detach())
+    own = [torch.batch_norm_update_stats(sample, None, None, 0.0) for sample in wide]
+    mean, var = (torch.stack(each).double() for each in zip(*own, strict=True))
+    count = torch.full_like(mean, x.numel() // mean.numel())
+    # In double precision, so that the difference of two large sums keeps its digits.
+    sums = total(torch.stack([count * mean, count * (var + mean.square()), count]))
+    mean, square = sums[0] / sums[2], sums[1] / sums[2]
+    return mean, (square - mean.square()).clamp_min(0), sums[2, 0, 0]
+
+
+class Coupled(torch.autograd.Function):
+    """x itself, `[S, rows, C, ...]`, on its way to a norm that takes its statistics for constants.
+
+    Every row of every process moves the mean and the variance. With `g` the gradient of a norm
+    whose statistics do not move, and means over the rows of all processes, that of one whose do is
+
+        g - mean(g) - x_hat * mean(g * x_hat)
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, eps: float, total: Sum
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """One exchange of sums, sums of squares and counts."""
-        dims = _reduced(x)
-        wide = x if x.dtype == torch.float64 else x.float()
-        # torch.var_mean does the same, but on a CPU takes ten times as long.
-        own = wide.mean(dims)
-        centred = wide - _like(own, wide)
-        var, mean = centred.square().mean(dims).double(), own.double()
-        count = torch.full_like(mean, x.numel() // mean.numel())
-        # In double precision, so that the difference of two large sums keeps its digits.
-        sums = total(torch.stack([count * mean, count * (var + mean.square()), count]))
-        mean, square, n = sums[0] / sums[2], sums[1] / sums[2], sums[2, 0, 0]
-        var = (square - mean.square()).clamp_min(0)
-        scale = (var + eps).rsqrt()
-        x_hat = centred.sub_(_like(mean - own, wide)).mul_(_like(scale, wide)).to(x.dtype)
-        ctx.save_for_backward(x_hat, scale, n)
-        ctx.total = total
-        ctx.mark_non_differentiable(mean, var, n)
-        return x_hat, mean, var, n
+        ctx: Any, x: Tensor, mean: Tensor, var: Tensor, n: Tensor, eps: float, total: Sum
+    ) -> Tensor:
+        """Nothing but to remember."""
+        ctx.save_for_backward(x, mean, var, n)
+        ctx.eps, ctx.total = eps, total
+        return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        """One exchange: every row of every process moves the mean and the variance."""
-        x_hat, scale, n = ctx.saved_tensors
-        wide = x_hat if x_hat.dtype == torch.float64 else x_hat.float()
-        grad, dims = grads[0].to(wide.dtype), _reduced(x_hat)
-        dx = grad * wide
-        sums = torch.stack([grad.sum(dims), dx.sum(dims)]).double()
-        mean, slope = ctx.total(sums) / n
-        # scale * (grad - mean - x_hat * slope), in the memory of the product above
-        torch.mul(wide, _like(-slope, wide), out=dx)
-        dx.add_(grad).sub_(_like(mean, wide)).mul_(_like(scale, wide))
-        return dx.to(x_hat.dtype), None, None
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """One exchange, of two sums."""
+        x, mean, var, n = ctx.saved_tensors
+        wide, grad = _wide(x), _wide(grads[0])
+        mean, var, one = mean.to(wide), var.to(wide), torch.ones_like(mean[0]).to(wide)
+        own = [
+            torch.ops.aten.native_batch_norm_backward(
+                *(grad[s], wide[s], one, mean[s], var[s], None, None, False, ctx.eps),
+                [False, True, True],
+            )[1:]
+            for s in range(len(x))
+        ]
+        sums = torch.stack([torch.stack(each) for each in zip(*own, strict=True)]).double()
+        slope, shift = (-ctx.total(sums) / n).to(wide)
+        # torch's own batch norm is the fastest map of channels there is, also for this.
+        rest = [
+            torch.batch_norm(
+                *(wide[s], slope[s], shift[s], mean[s], var[s]), False, 0.0, ctx.eps, False
+            )
+            for s in range(len(x))
+        ]
+        dx = torch.stack([own.add_(g) for own, g in zip(rest, grad, strict=True)])
+        return dx.to(x.dtype), None, None, None, None, None
 
 
-def _reduced(x: Tensor) -> tuple[int, ...]:
-    return (1, *range(3, x.ndim))
-
-
-def _like(values: Tensor, x: Tensor) -> Tensor:
-    return values.to(x.dtype).reshape(len(values), 1, -1, *[1] * (x.ndim - 3))
+def _wide(x: Tensor) -> Tensor:
+    return x if x.dtype == torch.float64 else x.float()
 
 
 class WholeBatch:
@@ -122,11 +137,12 @@ class WholeBatch:
         if x.shape[0] % S:
             raise NotFoldable
         samples = x.unflatten(0, (S, -1))
-        x_hat, mean, var, n = Normalise.apply(samples, layer.eps, self.total)
+        mean, var, n = batch_statistics(samples, self.total)
         if layer.training:
             _follow(layer, mean, var * n / (n - 1).clamp_min(1))
-        self._undo[layer] = _neutral(layer, x_hat)
-        return x_hat.flatten(0, 1), *args[1:]
+        self._undo[layer] = _holding(layer, mean, var, x)
+        x = Coupled.apply(samples, mean, var, n, layer.eps, self.total).flatten(0, 1)
+        return x, *args[1:]
 
     def _after(self, layer: Any, _args: Any, _result: Any) -> None:
         undo = self._undo.pop(layer, None)
@@ -198,19 +214,23 @@ def _follow(layer: Any, mean: Tensor, var: Tensor) -> None:
                 tensor[modes] = row
 
 
-def _neutral(layer: Any, x: Tensor) -> ExitStack:
-    """Statistics with which the layer only scales and shifts; closing the stack takes them away."""
-    bank, active = layer.bank, layer.bank.active
+def _holding(layer: Any, mean: Tensor, var: Tensor, x: Tensor) -> ExitStack:
+    """Hold statistics of every active draw as running ones; closing the stack takes them away."""
+    bank, draws = layer.bank, layer.bank.active.draws
     own = (layer.running_mean, getattr(layer, bank.form.gamma))
     like = next((t for t in own if t is not None), x)
-    zero = torch.zeros(bank.form.shape, dtype=like.dtype, device=like.device)
-    # The layer adds eps to the variance.
-    values = {"running_mean": zero, "running_var": zero + (1 - layer.eps), "training": False}
+    mean, var = (statistic.to(like.device, like.dtype) for statistic in (mean, var))
     undo = ExitStack()
-    undo.enter_context(swapped(layer, values))
-    undo.enter_context(swapped(bank, dict.fromkeys(("mean", "var", "batches"))))
-    undo.callback(vars(active).update, mean=active.mean, var=active.var)
-    active.mean = active.var = None
+    undo.enter_context(swapped(layer, {"training": False}))
+    if len(draws) == 1:  # the layer itself holds what it runs with then
+        values = {"running_mean": mean[0], "running_var": var[0]}
+        undo.enter_context(swapped(layer, values))
+        return undo
+    modes, rows = [draw.mode for draw in draws], {}
+    for name, statistic in (("mean", mean), ("var", var)):
+        rows[name] = statistic.new_zeros(len(bank.gamma), *statistic.shape[1:])
+        rows[name][modes] = statistic
+    undo.enter_context(swapped(bank, rows))
     return undo
 
 
