@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import abnn
-from abnn.evaluate import aligned
 from abnn.progress import Progress
+from abnn.table import aligned
 from auto_sampling import arguments, fitted, load_data
 
 FIGURES = ("probs", "total", "aleatoric", "epistemic", "max_logit", "energy")

@@ -27,10 +27,10 @@ from torch import Tensor
 
 import abnn
 from abnn.anytime import sample_until
-from abnn.artifact import write
 from abnn.draws import all_draws
-from abnn.evaluate import aligned
+from abnn.files import write
 from abnn.progress import Progress
+from abnn.table import aligned
 from abnn.zoo import cifar_resnet, load_weights
 from cifar10_svhn import PAPER, ROOT, Batches
 

@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 import abnn
-from abnn.anytime import looks, sample_until, student
+from abnn.anytime import looks, sample_until
 from abnn.draws import Draw, channel_noise
+from abnn.student import student
 from nets import Bypassing, TimeFirst, cnn, mlp
 
 X = torch.randn(24, 4, generator=torch.Generator().manual_seed(1))

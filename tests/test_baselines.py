@@ -10,8 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from abnn.baselines import DeepEnsemble, Single, TemperatureScaling
-from abnn.baselines.temperature import best_temperature
+import abnn
+from abnn import Prediction
+from abnn.baselines import Conformal, DeepEnsemble, Single, TemperatureScaling
+from abnn.baselines.temperature import best_temperature, tempered
+from abnn.evaluate import Predictor
 from abnn.metrics import nll
 
 
@@ -179,6 +182,145 @@ def test_a_predictor_can_be_temperature_scaled() -> None:
     assert scaled.num_added_parameters == 1 + ensemble.num_added_parameters
 
 
+# Companions of a predictor
+
+
+class Members(nn.Module):
+    """The predictor of an ensemble whose members' logits, `[B, S, K, ...]`, are its inputs."""
+
+    def predict(self, logits: Tensor, first: int | None = None) -> Prediction:
+        return Prediction.from_logits(logits[:, :first].movedim(1, 0))
+
+
+def disagreeing(seed: int, n: int = 400) -> tuple[Tensor, Tensor]:
+    """Four members that are too sure of different things, and labels from a milder mean."""
+    g = torch.Generator().manual_seed(seed)
+    logits = 4 * torch.randn(n, 1, 5, generator=g) + 2 * torch.randn(n, 4, 5, generator=g)
+    milder = tempered(Members().predict(logits), 2.5).probs
+    return logits, torch.multinomial(milder, 1, generator=g).squeeze(1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_temperature_of_a_predictor_is_found(seed: int) -> None:
+    scaled = TemperatureScaling(Members()).fit([disagreeing(seed, 4000)])
+    assert scaled.temperature.item() == pytest.approx(2.5, rel=0.1)
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("n", [20, 400])
+def test_a_predictor_is_never_worse_on_the_data_it_is_fitted_on(seed: int, n: int) -> None:
+    logits, labels = disagreeing(seed, n)
+    before = Members().predict(logits)
+    after = TemperatureScaling(Members()).fit([(logits, labels)]).predict(logits)
+    assert nll(after.log_probs, labels) <= nll(before.log_probs, labels)
+    assert torch.equal(after.label, before.label)
+
+
+def test_a_temperature_of_one_changes_nothing() -> None:
+    logits, _ = disagreeing(0)
+    before, after = Members().predict(logits), TemperatureScaling(Members()).predict(logits)
+    for name in ("log_probs", "total", "aleatoric", "epistemic"):
+        torch.testing.assert_close(getattr(after, name), getattr(before, name))
+
+
+@pytest.mark.parametrize("T", [0.01, 0.5, 3.0, 1000.0])
+def test_tempered_uncertainty_adds_up_in_the_proportion_it_had(T: float) -> None:
+    before = Members().predict(disagreeing(0)[0].double())
+    after = tempered(before, T)
+    assert (after.aleatoric >= 0).all()
+    torch.testing.assert_close(after.aleatoric + after.epistemic, after.total)
+    torch.testing.assert_close(after.epistemic * before.total, before.epistemic * after.total)
+
+
+def test_a_sure_prediction_has_no_uncertainty_to_split() -> None:
+    sure = Prediction.from_logits(torch.tensor([[[1000.0, 0.0]]] * 2))
+    assert tempered(sure, 2.0).aleatoric.item() == tempered(sure, 2.0).epistemic.item() == 0
+
+
+def test_what_speaks_of_members_has_no_temperature() -> None:
+    ensemble = DeepEnsemble([network(0), network(1)])
+    scaled = TemperatureScaling(ensemble)
+    scaled.temperature.fill_(2.0)
+    before, after = (p.predict(inputs(), keep_members=True) for p in (ensemble, scaled))
+    for name in ("variation_ratio", "max_logit", "energy", "members"):
+        assert torch.equal(getattr(after, name), getattr(before, name)), name
+    assert after.samples_used == 2
+
+
+@pytest.mark.parametrize("shape", [(6, 5), (6, 5, 3, 2)])
+def test_one_member_is_tempered_as_its_network(shape: tuple[int, ...]) -> None:
+    net, single = (TemperatureScaling(n) for n in (nn.Identity(), Single(nn.Identity())))
+    net.temperature.fill_(3.0)
+    single.temperature.fill_(3.0)
+    x = 4 * torch.randn(shape)
+    for name in ("log_probs", "aleatoric", "epistemic"):
+        torch.testing.assert_close(
+            getattr(single.predict(x), name), getattr(net.predict(x), name), atol=1e-6, rtol=1e-5
+        )
+
+
+COMPANIONS: dict[str, Callable[[Predictor], TemperatureScaling | Conformal]] = {
+    "temperature": TemperatureScaling,
+    "conformal": lambda predictor: Conformal(predictor, 0.5),
+    "both": lambda predictor: Conformal(TemperatureScaling(predictor), 0.5),
+}
+
+
+@pytest.mark.parametrize("name", COMPANIONS)
+def test_arguments_are_passed_on_to_the_predictor(name: str) -> None:
+    logits, labels = disagreeing(0)
+    companion = COMPANIONS[name](Members()).fit([(logits, labels)], first=3)
+    assert companion.predict(logits, first=3).samples_used == 3
+    fewer = COMPANIONS[name](Members()).fit([(logits[:, :3], labels)])
+    for key, value in fewer.state_dict().items():
+        assert torch.equal(companion.state_dict()[key], value)
+
+
+@pytest.mark.parametrize("name", COMPANIONS)
+def test_companions_of_an_abnn_are_evaluated_like_any_predictor(name: str) -> None:
+    net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
+    bnn = abnn.convert(net, modes=2)
+    batches = [(inputs(seed), torch.arange(6) % 3) for seed in range(4)]
+    companion = COMPANIONS[name](bnn)
+    before = abnn.evaluate(bnn, batches, ood={"far": [9 * inputs()]}, samples=2, seed=1)
+    if isinstance(companion, Conformal):
+        companion.fit(batches, samples=2, seed=1)
+    after = abnn.evaluate(companion, batches, ood={"far": [9 * inputs()]}, samples=2, seed=1)
+    assert after.accuracy == before.accuracy
+    assert after.nll == pytest.approx(before.nll, rel=1e-5)
+    assert companion.num_added_parameters > bnn.num_added_parameters
+    assert torch.equal(companion(inputs()), companion.predict(inputs()).log_probs)
+
+
+def test_a_predictor_need_not_be_a_module() -> None:
+    class Own:
+        def predict(self, x: Tensor) -> Prediction:
+            return Prediction.from_logits(x.unsqueeze(0))
+
+    logits, labels = held_out(0)
+    own = TemperatureScaling(Own()).fit([(logits, labels)])
+    network = TemperatureScaling(nn.Identity()).fit([(logits, labels)])
+    assert own.temperature.item() == pytest.approx(network.temperature.item(), rel=1e-4)
+    assert own.num_added_parameters == 1
+
+
+@pytest.mark.parametrize("name", COMPANIONS)
+def test_what_predicts_something_else_is_refused(name: str) -> None:
+    class Classifier(nn.Linear):
+        def predict(self, x: Tensor) -> Tensor:
+            return self.forward(x).argmax(1)
+
+    with pytest.raises(TypeError, match=r"a tensor of torch.int64, not a Prediction; wrap"):
+        COMPANIONS[name](Classifier(4, 3)).fit([(inputs(), torch.zeros(6).long())])  # type: ignore[arg-type]
+
+
+def test_arguments_that_nothing_takes_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"A Sequential has no predict\(x\) to take samples"):
+        TemperatureScaling(network()).predict(inputs(), samples=8)
+    with pytest.raises(ValueError, match="output= finds the logits of a plain network"):
+        TemperatureScaling(Single(network()), output=lambda result: result)
+
+
 @pytest.mark.parametrize(
     ("logits", "labels", "message"),
     [
@@ -186,7 +328,8 @@ def test_a_predictor_can_be_temperature_scaled() -> None:
         (torch.eye(3), torch.tensor([1, 2, 0]), "no better than chance"),
         (torch.zeros(3, 3), torch.tensor([0, 1, 2]), "no better than chance"),
         (torch.eye(3), torch.tensor([0, 1, 3]), "run from 0 to 3, but there are 3 classes"),
-        (torch.eye(3) * math.nan, torch.tensor([0, 1, 2]), "NaN or infinity"),
+        (torch.eye(3) * math.nan, torch.tensor([0, 1, 2]), "batch 1 contain NaN"),
+        (torch.eye(3).log(), torch.tensor([0, 1, 2]), "NaN or infinity"),
         (torch.eye(3), torch.tensor([0, 1]), "one label per prediction"),
         (torch.eye(3), torch.full((3,), -100), "no labelled examples"),
     ],

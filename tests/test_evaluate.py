@@ -11,10 +11,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from abnn.baselines import DeepEnsemble, Single
-from abnn.evaluate import SCORES, Evaluation, evaluate
+from abnn.baselines import Conformal, DeepEnsemble, Single
+from abnn.evaluate import evaluate
+from abnn.evaluation import Evaluation
 from abnn.metrics import Detection, accuracy, auroc, brier, detect, ece, nll
 from abnn.prediction import Prediction
+from abnn.scores import SCORES
+from abnn.statistics import compare_seeds, over_seeds
 
 IDENTITY = Single(nn.Identity())
 FIGURES = ("n", "accuracy", "nll", "brier", "ece")
@@ -229,6 +232,40 @@ def test_json_brings_every_figure_back() -> None:
     assert json.loads(result.to_json())["ood"]["svhn"]["msp"]["auroc"] > 50
 
 
+def test_json_brings_sets_diversity_and_cost_back() -> None:
+    x, y = torch.randn(20, 3, 5), torch.arange(20) % 5
+    sets = Conformal(Members(), 0.5).fit([(x, y)])
+    result = evaluate(sets, [(x, y)], {"far": [9 * x]})
+    again = Evaluation.from_json(result.to_json())
+    assert (again, again.cost) == (result, result.cost)
+    assert result.sets is not None
+    assert result.sets.coverage >= 50
+    assert result.ood_diversity["far"].disagreement > 0
+
+
+def test_what_a_predictor_costs_is_measured_and_asked() -> None:
+    nets = [nn.Linear(5, 5) for _ in range(3)]
+    cost = evaluate(DeepEnsemble(nets, fit_seconds=7.0), [labelled(0)]).cost
+    assert cost is not None
+    assert (cost.parameters, cost.bytes, cost.fit_seconds, cost.passes) == (60, 240, 7, 3)
+    assert cost.milliseconds is not None
+    assert cost.milliseconds > 0
+
+
+def test_evaluations_are_equal_whatever_they_cost() -> None:
+    assert evaluate(IDENTITY, [labelled(0)]) == evaluate(IDENTITY, [labelled(0)])
+
+
+def test_figures_have_the_names_that_seeds_are_compared_by() -> None:
+    runs = [evaluate(IDENTITY, [labelled(seed)], {"far": [labelled(9)[0]]}) for seed in range(3)]
+    spread = over_seeds([run.figures() for run in runs])
+    assert spread["ood/far/msp/auroc"].n == 3
+    worse = [{k: v - 5 if k == "accuracy" else v for k, v in r.figures().items()} for r in runs]
+    verdicts = compare_seeds([run.figures() for run in runs], worse)
+    assert verdicts["accuracy"].verdict == "worse"
+    assert verdicts["at_risk/0.05/coverage"].verdict == "no difference shown"
+
+
 def test_an_infinite_nll_survives_strict_json() -> None:
     logits = torch.tensor([[0.0, -math.inf]])
     result = evaluate(IDENTITY, [(logits, torch.tensor([1]))])
@@ -250,14 +287,24 @@ def test_foreign_json_is_refused(text: str) -> None:
 def test_the_table_is_aligned_and_holds_the_papers_figures() -> None:
     result = full()
     blocks = [block.splitlines() for block in str(result).split("\n\n")]
-    assert [len(block) for block in blocks] == [2, 4, 4]
-    for lines in (blocks[0], blocks[1][1:], blocks[2][1:]):
+    titles = [lines.pop(0) for lines in blocks[2:]]
+    assert titles == [
+        "Leaving out the least confident",
+        "OOD detection by maximum probability (msp), %",
+        "AUROC by score, %",
+        "Cost",
+    ]
+    for lines in blocks:
         assert len({len(line) for line in lines}) == 1
-    assert blocks[0][1].split()[1] == f"{result.accuracy:.2f}"
+    first, more, selective, paper, scores, _ = blocks
+    assert first[1].split()[1] == f"{result.accuracy:.2f}"
+    assert more[1].split()[0] == f"{result.adaptive_ece:.2f}"
+    assert result.selective is not None
+    assert selective[1].split()[0] == f"{result.selective.aurc:.4f}"
     svhn, fpr95 = result.ood["svhn"], result.ood["textures"]["msp"].fpr95
-    assert blocks[1][2].split()[:2] == ["svhn", f"{svhn['msp'].auroc:.2f}"]
-    assert blocks[1][3].split()[3] == f"{fpr95:.2f}"
-    assert blocks[2][2].split()[1:] == [f"{svhn[name].auroc:.2f}" for name in SCORES]
+    assert paper[1].split()[:2] == ["svhn", f"{svhn['msp'].auroc:.2f}"]
+    assert paper[2].split()[3] == f"{fpr95:.2f}"
+    assert scores[1].split()[1:] == [f"{svhn[name].auroc:.2f}" for name in SCORES]
 
 
 def test_the_table_does_without_scores_it_was_not_given() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 
 import pytest
@@ -161,6 +162,24 @@ def test_joined_predictions_tell_how_many_members_each_input_had() -> None:
     assert joined.samples_used.tolist() == [4, 4, 6, 6, 6, 6, 4, 4]
     assert joined[3:5].used_by_input().tolist() == [6, 6]
     assert "samples_used=5.0 on average" in repr(joined)
+
+
+@pytest.mark.parametrize("shape", [(9, 4), (9, 4, 3, 5)])
+def test_sets_stay_with_their_inputs(shape: tuple[int, ...]) -> None:
+    plain = Prediction.from_logits(random_logits(0, 6, *shape))
+    whole = dataclasses.replace(plain, sets=plain.probs > 0.2)
+    joined = Prediction.cat([whole[:4], whole[torch.arange(4, 9)].cpu()])
+    assert joined.sets is not None
+    assert torch.equal(joined.sets, joined.probs > 0.2)
+    assert Prediction.cat([whole, plain]).sets is plain[:2].sets is plain.cpu().sets is None
+    assert f"mean set size {4 * joined.sets.double().mean():.2f})" in repr(joined)
+
+
+def test_in_main_memory_it_is_the_same_prediction() -> None:
+    few, many = (Prediction.from_logits(random_logits(0, S, 2, 3), True) for S in (4, 6))
+    for prediction in (few, Prediction.cat([few, many])):
+        for name, value in vars(prediction.cpu()).items():
+            torch.testing.assert_close(value, getattr(prediction, name))
 
 
 def test_a_stream_goes_on_with_some_of_its_inputs() -> None:

@@ -37,6 +37,7 @@ from abnn.folding import all_batched, take
 from abnn.outputs import Inputs
 from abnn.plan import Plan
 from abnn.prediction import Prediction, PredictionStream
+from abnn.student import student
 
 if TYPE_CHECKING:
     from abnn.model import ABNN
@@ -191,30 +192,6 @@ class Spread:
 @lru_cache(maxsize=64)
 def _students(level: float) -> list[float]:
     return [student(level, degrees) for degrees in range(1, _MOST_DEGREES + 1)]
-
-
-def student(level: float, degrees: int) -> float:
-    """The t with P(|T| <= t) = `level` under Student's distribution.
-
-    >>> round(student(0.95, 4), 3), round(student(0.95, 1), 3)
-    (2.776, 12.706)
-    """
-    low, high = 0.0, math.pi / 2
-    for _ in range(60):
-        angle = (low + high) / 2
-        low, high = (angle, high) if _within(angle, degrees) < level else (low, angle)
-    return math.sqrt(degrees) * math.tan(low)
-
-
-def _within(angle: float, degrees: int) -> float:
-    """P(|T| <= t) with t = sqrt(degrees) tan(angle), for whole degrees: a finite sum."""
-    sin, cos = math.sin(angle), math.cos(angle)
-    odd = degrees % 2
-    term, total = (cos if odd else 1.0), 0.0
-    for i in range(2 + odd, degrees + 1, 2):
-        total += term
-        term *= cos * cos * (i - 1) / i
-    return 2 / math.pi * (angle + sin * total) if odd else sin * total
 
 
 # An ABNN's own inputs

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import secrets
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
@@ -17,6 +15,7 @@ from torch import Tensor, nn
 
 from abnn.convert import convert
 from abnn.digests import tensor_bytes
+from abnn.files import write
 from abnn.model import ABNN
 from abnn.norm import BayesNorm, original_class
 from abnn.outputs import Output
@@ -137,20 +136,6 @@ def fingerprint(bnn: ABNN) -> dict[str, str]:
             structure.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}\n".encode())
             values.update(tensor_bytes(tensor))
     return {"structure": structure.hexdigest(), "values": values.hexdigest()}
-
-
-def write(path: Path, data: bytes) -> None:
-    """Write a file so that at every moment there is either the old one or the whole new one."""
-    # Processes of several hosts may write the same file, and may have the same number.
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _layers(bnn: ABNN) -> list[dict[str, Any]]:

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from abnn.batches import device_of, length_of
 from abnn.draws import all_draws, generator, whole_number
-from abnn.evaluate import aligned, terms_of
 from abnn.metrics import ece
 from abnn.plan import Plan
 from abnn.prediction import Prediction, PredictionStream
 from abnn.prefetch import batches
 from abnn.progress import Progress
+from abnn.table import aligned
+from abnn.tally import terms_of
 
 if TYPE_CHECKING:
     from abnn.model import ABNN
@@ -227,7 +228,8 @@ def samples_curve(
                         "difference": (part.probs - whole.probs).abs().amax(1),
                     }
                     if batch.labels is not None:
-                        terms |= terms_of(part, batch.labels, ignore_index, False)
+                        labels = batch.labels.to(part.log_probs.device)
+                        terms |= terms_of(part, labels, labels != ignore_index)
                     for name, value in terms.items():
                         values[r, L, name].append(value.flatten().cpu())
             n += batch.rows

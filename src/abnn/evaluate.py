@@ -2,34 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import math
-from collections import defaultdict
-from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
-from functools import partial
+import time
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from os import PathLike
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor
 
 from abnn.batches import device_of, inputs_of, length_of, split, to_device
 from abnn.distributed import World, world
-from abnn.metrics import Detection, detect, ece, log_likelihood, squared_error
+from abnn.evaluation import Cost, Evaluation
+from abnn.metrics import Detection, auroc_bound, detect_counts
 from abnn.prediction import Prediction
 from abnn.progress import Progress
-from abnn.turns import agree, in_turns
-
-# How out-of-distribution a prediction looks: higher is more so. The paper's own is "msp".
-SCORES: dict[str, Callable[[Prediction], Tensor]] = {
-    "msp": lambda p: 1 - p.confidence,
-    "entropy": lambda p: p.total,
-    "epistemic": lambda p: p.epistemic,
-    "aleatoric": lambda p: p.aleatoric,
-    "max_logit": lambda p: -p.max_logit,
-    "energy": lambda p: p.energy,
-    "variation_ratio": lambda p: p.variation_ratio,
-}
+from abnn.record import Record, Recorder, Rows
+from abnn.tally import Tally
+from abnn.turns import agree, in_parts, in_turns
 
 
 class Predictor(Protocol):
@@ -39,113 +28,22 @@ class Predictor(Protocol):
         """Predict a batch of inputs."""
 
 
-@dataclass(frozen=True)
-class Evaluation:
-    """What a predictor achieved.
-
-    Accuracy, ECE and all detection figures are in percent, as the paper prints them; NLL and
-    Brier score are plain numbers.
-
-    Args:
-        n: number of labelled examples (pixels or tokens, if these carry the labels).
-        accuracy: share of right labels, in percent.
-        nll: negative log-likelihood, in nats.
-        brier: Brier score over all classes, from 0 to 2.
-        ece: expected calibration error over 15 bins, in percent.
-        ood: for each OOD dataset and each of `SCORES`, the detection figures, in percent.
-
-    >>> result = Evaluation(n=100, accuracy=91.7, nll=0.373, brier=0.136, ece=5.3)
-    >>> print(result)
-    examples  accuracy %     nll   brier  ECE %
-         100       91.70  0.3730  0.1360   5.30
-    >>> Evaluation.from_json(result.to_json()) == result
-    True
-    """
-
-    n: int
-    accuracy: float
-    nll: float
-    brier: float
-    ece: float
-    ood: dict[str, dict[str, Detection]] = field(default_factory=dict)
-
-    def to_json(self) -> str:
-        """The evaluation as a JSON object."""
-        data = asdict(self)
-        # JSON has no infinity, which is the NLL when a label is given no probability at all.
-        data["nll"] = "inf" if math.isinf(self.nll) else self.nll
-        return json.dumps(data, indent=2, allow_nan=False)
-
-    @classmethod
-    def from_json(cls, text: str) -> Evaluation:
-        """Read what `to_json` wrote."""
-        try:
-            data = json.loads(text)
-            ood = {
-                name: {score: Detection(**figures) for score, figures in scores.items()}
-                for name, scores in data["ood"].items()
-            }
-            return cls(**{**data, "nll": float(data["nll"]), "ood": ood})
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ValueError(
-                "The text is not an Evaluation in JSON; give what Evaluation.to_json wrote."
-            ) from error
-
-    def to_table(self) -> str:
-        """The evaluation as aligned plain text: accuracy and calibration, then OOD detection."""
-        blocks = [
-            aligned(
-                ["examples", "accuracy %", "nll", "brier", "ECE %"],
-                [
-                    str(self.n),
-                    f"{self.accuracy:.2f}",
-                    f"{self.nll:.4f}",
-                    f"{self.brier:.4f}",
-                    f"{self.ece:.2f}",
-                ],
-            )
-        ]
-        paper = {name: scores["msp"] for name, scores in self.ood.items() if "msp" in scores}
-        if paper:
-            blocks.append(
-                "OOD detection by maximum probability (msp), %\n"
-                + aligned(
-                    ["dataset", "AUROC", "AUPR", "FPR95", "AUPR in", "FPR95 in"],
-                    *([name, *_percents(asdict(row).values())] for name, row in paper.items()),
-                )
-            )
-        if self.ood:
-            names = list(dict.fromkeys(score for scores in self.ood.values() for score in scores))
-            blocks.append(
-                "AUROC by score, %\n"
-                + aligned(
-                    ["dataset", *names],
-                    *(
-                        [name, *_percents(scores[s].auroc if s in scores else None for s in names)]
-                        for name, scores in self.ood.items()
-                    ),
-                )
-            )
-        return "\n\n".join(blocks)
-
-    def __str__(self) -> str:
-        """The table."""
-        return self.to_table()
-
-
 def evaluate(
     predictor: Predictor,
     id_loader: Iterable[Any],
     ood: Mapping[str, Iterable[Any]] | None = None,
     *,
     ignore_index: int = -100,
+    coverages: Sequence[float] = (0.8, 0.9),
+    risks: Sequence[float] = (0.01, 0.05),
+    record: str | PathLike[str] | Record | None = None,
     alone: bool = False,
     progress: bool | None = None,
     **predict: Any,
 ) -> Evaluation:
     """Score a predictor on labelled data and, if given, on out-of-distribution datasets.
 
-    Each loader is read once, and only a few numbers per example are kept. Under torchrun, or in a
+    Each loader is read once, and what is kept does not grow with the data. Under torchrun, or in a
     process group of yours, all processes call this with the same arguments, share the batches, and
     get the same figures.
 
@@ -154,6 +52,11 @@ def evaluate(
         id_loader: batches `(x, y)`, `(x1, x2, ..., y)` or mappings with "labels".
         ood: loaders by the name of their dataset; labels are not needed, and not looked at.
         ignore_index: the label of what is left out, such as void pixels or padding.
+        coverages: shares of the most confident predictions whose accuracy is told.
+        risks: shares of errors to tolerate, for which the largest such share is told.
+        record: a directory for what `abnn report` shows: the prediction of every example, and the
+            inputs most worth looking at; or a `Record` that says more. By custom it is
+            `RUN/evaluation/NAME`.
         alone: evaluate all of it in this process, whatever other processes there are.
         progress: show a line of progress; default: on a terminal.
         predict: passed on to `predictor.predict`, such as `samples=8, seed=0`.
@@ -174,116 +77,154 @@ def evaluate(
     if ood is not None and not isinstance(ood, Mapping):
         raise ValueError('ood must map names to loaders; give ood={"name": loader}.')
     given = predict | {"ignore_index": ignore_index, "ood": list(ood or ())}
-    with (World() if alone else world()).joined() as team:
+    with (World() if alone else world()).joined() as team, ExitStack() as stack:
         agree(team, predictor, [id_loader, *(ood or {}).values()], given)
-        run = partial(_run, team, predictor, predict=predict, progress=progress)
-        known = run(
-            id_loader,
-            "in-distribution",
-            lambda batch, prediction: terms_of(
-                prediction, split(batch)[1], ignore_index, bool(ood)
-            ),
+        recorder: Recorder | None = None
+        with team.meeting():
+            if record is not None:
+                wanted = record if isinstance(record, Record) else Record(record)
+                recorder = Recorder(wanted, predictor, ignore_index, team.rank == 0)
+                stack.enter_context(recorder)
+        run = _Run(team, predictor, recorder, predict, progress)
+        known = run.over(
+            id_loader, "in-distribution", ignore_index, labelled=True, scored=bool(ood)
         )
-        n = known["correct"].numel()
-        if n == 0:
+        if known.n == 0:
             raise ValueError(
                 f"Every in-distribution label is ignore_index ({ignore_index}); give labelled data."
             )
-        detections: dict[str, dict[str, Detection]] = {}
-        for dataset, loader in (ood or {}).items():
-            unknown = run(loader, dataset, lambda _, prediction: _scores(prediction))
-            detections[dataset] = {
-                name: detect(known[name], scores).percent() for name, scores in unknown.items()
-            }
-    return Evaluation(
-        n=n,
-        accuracy=100 * _mean(known["correct"]),
-        nll=-_mean(known["log_likelihood"]),
-        brier=_mean(known["squared_error"]),
-        ece=100 * ece(known["confidence"], known["correct"]),
-        ood=detections,
-    )
+        unknown = {
+            name: run.over(loader, name, ignore_index) for name, loader in (ood or {}).items()
+        }
+        evaluation = Evaluation(
+            n=known.n,
+            **known.labelled(),
+            ood={name: _detections(known, tally) for name, tally in unknown.items()},
+            selective=known.selective(coverages, risks),
+            sets=known.sets(),
+            diversity=known.diversity(),
+            ood_diversity={
+                name: diversity
+                for name, tally in unknown.items()
+                if (diversity := tally.diversity(known)) is not None
+            },
+            cost=run.cost(known),
+            auroc_bound=100 * max((_bound(known, t) for t in unknown.values()), default=0.0),
+        )
+        with team.meeting():
+            if recorder is not None:
+                recorder.finish(evaluation)
+    return evaluation
 
 
-def _run(
-    team: World,
-    predictor: Predictor,
-    loader: Iterable[Any],
-    dataset: str,
-    terms: Callable[[Any, Prediction], dict[str, Tensor]],
-    *,
-    predict: dict[str, Any],
-    progress: bool | None,
-) -> dict[str, Tensor]:
-    """A few numbers per example of a loader, in its order."""
-    device = device_of(predictor)
-    found: dict[str, list[Tensor]] = defaultdict(list)
+class _Run:
+    """Predict data sets, each once, with all processes."""
 
-    def work(number: int, batch: Any) -> tuple[int, dict[str, Tensor]]:
-        prediction = predictor.predict(to_device(inputs_of(batch), device), **predict)
-        if prediction.log_probs.isnan().any():
-            raise ValueError(
-                f"The predictions on batch {number} of the {dataset} data contain NaN; check "
-                "these inputs and the network's weights."
+    def __init__(
+        self,
+        team: World,
+        predictor: Predictor,
+        recorder: Recorder | None,
+        predict: dict[str, Any],
+        progress: bool | None,
+    ) -> None:
+        self.team, self.predictor, self.recorder = team, predictor, recorder
+        self.predict, self.progress = predict, progress
+        self.device = device_of(predictor)
+        self.seconds: list[tuple[float, int]] = []  # of every batch, and its inputs
+
+    def over(
+        self,
+        loader: Iterable[Any],
+        dataset: str,
+        ignore_index: int,
+        *,
+        labelled: bool = False,
+        scored: bool = True,
+    ) -> Tally:
+        """The tally of one data set, that of all processes together."""
+        own, recorder = Tally(), self.recorder
+
+        def work(number: int, batch: Any) -> tuple[int, Rows | None]:
+            inputs = to_device(inputs_of(batch), self.device)
+            labels = split(batch)[1] if labelled else None
+            prediction = self._predicted(inputs, labels)
+            if prediction.log_probs.isnan().any():
+                raise ValueError(
+                    f"The predictions on batch {number} of the {dataset} data contain NaN; check "
+                    "these inputs and the network's weights."
+                )
+            own.add(prediction, labels, ignore_index, scored)
+            rows = recorder.rows(number, batch, prediction, labels) if recorder else None
+            return number, rows
+
+        def take(result: tuple[int, Rows | None]) -> None:
+            number, rows = result
+            if recorder is not None and rows is not None:
+                recorder.take(rows)
+            bar.update(number)
+
+        total = length_of(loader)
+        shown = self.progress if self.team.rank == 0 else False
+        with ExitStack() as stack:
+            bar = stack.enter_context(Progress(total, f"evaluate {dataset}", shown))
+            with self.team.meeting():
+                if recorder is not None:
+                    stack.enter_context(recorder.dataset(dataset))
+            batches = in_turns(
+                self.team, self.predictor, loader, _one_by_one, work, take, everywhere=False
             )
-        return number, {name: values.cpu() for name, values in terms(batch, prediction).items()}
+            if batches == 0:
+                raise ValueError(
+                    f"The loader of the {dataset} data is empty; give at least one batch."
+                )
+        if in_parts(self.predictor):  # every process has worked on every batch
+            return own
+        whole = Tally()
+        for tally in self.team.gather(own):
+            whole.merge(tally)
+        return whole
 
-    def take(result: tuple[int, dict[str, Tensor]]) -> None:
-        number, values = result
-        for name, value in values.items():
-            found[name].append(value)
-        bar.update(number)
+    def _predicted(self, inputs: Any, labels: Tensor | None) -> Prediction:
+        members = self.recorder is not None and self.recorder.wants_members(labels, self.predict)
+        more = {"keep_members": True} if members else {}
+        started = time.perf_counter()
+        prediction = self.predictor.predict(inputs, **self.predict, **more)
+        prediction.log_probs[:1].cpu()  # what runs asynchronously is waited for
+        self.seconds.append((time.perf_counter() - started, len(prediction.log_probs)))
+        return prediction
 
-    total = length_of(loader)
-    shown = progress if team.rank == 0 else False
-    with Progress(total, f"evaluate {dataset}", shown) as bar:
-        if in_turns(team, predictor, loader, _one_by_one, work, take) == 0:
-            raise ValueError(f"The loader of the {dataset} data is empty; give at least one batch.")
-    return {name: torch.cat(values) for name, values in found.items()}
+    def cost(self, known: Tally) -> Cost:
+        """What the predictor says of itself, and what was measured."""
+        # The first batch finds out how the network can run.
+        timed = self.seconds[1:] or self.seconds
+        sums = self.team.gather(tuple(map(sum, zip(*timed, strict=True))) if timed else (0.0, 0))
+        seconds, inputs = (sum(column) for column in zip(*sums, strict=True))
+        says = {
+            name: getattr(self.predictor, attribute, None)
+            for name, attribute in (
+                ("parameters", "num_added_parameters"),
+                ("bytes", "num_added_bytes"),
+                ("fit_seconds", "fit_seconds"),
+            )
+        }
+        return Cost(
+            **says,
+            milliseconds=1000 * seconds / inputs if inputs else None,
+            passes=known.means["passes"].value(),
+        )
 
 
 def _one_by_one(loader: Iterable[Any]) -> Generator[Any, None, None]:
     yield from loader
 
 
-def _scores(prediction: Prediction) -> dict[str, Tensor]:
-    return {name: score(prediction).flatten() for name, score in SCORES.items()}
-
-
-def terms_of(
-    prediction: Prediction, labels: Tensor, ignore_index: int, with_scores: bool
-) -> dict[str, Tensor]:
-    """The few numbers per labelled example that all metrics are made of."""
-    labels = labels.to(prediction.log_probs.device)
-    keep = labels != ignore_index
-    safe = labels.where(keep, 0)  # any class will do: these terms are dropped
-    maps = {
-        "log_likelihood": log_likelihood(prediction.log_probs, safe),
-        "squared_error": squared_error(prediction.probs, safe),
-        "confidence": prediction.confidence,
-        "correct": prediction.label == labels,
+def _detections(known: Tally, unknown: Tally) -> dict[str, Detection]:
+    return {
+        name: detect_counts(known.scores[name], counts).percent()
+        for name, counts in unknown.scores.items()
     }
-    if with_scores:
-        maps |= {name: score(prediction) for name, score in SCORES.items()}
-    return {name: values[keep] for name, values in maps.items()}
 
 
-def _mean(terms: Tensor) -> float:
-    return terms.double().mean().item()
-
-
-def _percents(values: Iterable[float | None]) -> list[str]:
-    return ["-" if value is None else f"{value:.2f}" for value in values]
-
-
-def aligned(header: list[str], *rows: list[str]) -> str:
-    """Columns of equal width, numbers to the right; a column of names goes to the left."""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    named = header[0] == "dataset"
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if named and i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in (header, *rows)
-    )
+def _bound(known: Tally, unknown: Tally) -> float:
+    return max(auroc_bound(known.scores[name], counts) for name, counts in unknown.scores.items())

@@ -12,10 +12,10 @@ from typing import Any, overload
 from abnn.batches import device_of, length_of
 from abnn.distributed import World, world
 from abnn.evaluate import Predictor
-from abnn.prediction import PER_INPUT, Prediction
+from abnn.prediction import Prediction
 from abnn.prefetch import Batch, batches
 from abnn.progress import Progress
-from abnn.results import Array, Predictions, Target, columns_of
+from abnn.results import Array, Predictions, columns_of, target
 from abnn.turns import agree, in_turns
 
 
@@ -85,13 +85,13 @@ def predict_loader(
         store: Callable[[Any], None] = parts.append
         with team.meeting():
             if out is not None and team.rank == 0:
-                store = stack.enter_context(Target(out, overwrite)).append
+                store = stack.enter_context(target(out, overwrite)).append
             total = length_of(loader)
             shown = progress if team.rank == 0 else False
             bar = stack.enter_context(Progress(total, "predict", shown))
 
         def work(number: int, batch: Batch) -> _Part:
-            prediction = to_cpu(predictor.predict(batch.inputs, **predict))
+            prediction = predictor.predict(batch.inputs, **predict).cpu()
             kind = _kind(prediction, batch, number)
             rows = prediction if out is None else columns_of(prediction, batch.labels)
             return _Part(number, len(prediction.log_probs), kind, rows)
@@ -155,13 +155,3 @@ def _kind(prediction: Prediction, batch: Batch, done: int) -> tuple[Any, Any]:
 def _describe(shape: Any, label: Any) -> str:
     labels = "no labels" if label is None else f"labels of shape {label} an input"
     return f"probabilities of shape {shape} an input and {labels}"
-
-
-def to_cpu(prediction: Prediction) -> Prediction:
-    """The prediction in main memory, where a data set of them has room."""
-    used, members = prediction.samples_used, prediction.members
-    return Prediction(
-        **{name: getattr(prediction, name).cpu() for name in PER_INPUT},
-        samples_used=used if isinstance(used, int) else used.cpu(),
-        members=None if members is None else members.cpu(),
-    )

@@ -89,6 +89,18 @@ class ABNN(nn.Module):
         """Parameters of all modes together."""
         return sum(p.numel() for p in self.trainable_parameters())
 
+    @property
+    def num_added_bytes(self) -> int:
+        """What all modes together take on disk, but for the few bytes that describe them."""
+        from abnn.artifact import bank_tensors
+
+        return sum(tensor.nbytes for tensor in bank_tensors(self).values())
+
+    @property
+    def fit_seconds(self) -> float | None:
+        """How long the fit of the modes took, if they were fitted."""
+        return None if self.fitted is None else float(self.fitted["seconds"])
+
     def trainable_parameters(self) -> Iterator[nn.Parameter]:
         """Gamma and beta of every Bayesian norm, stacked over the modes."""
         for layer in self.bayes_layers.values():

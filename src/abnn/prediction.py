@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from abnn.metrics.diversity import disagreement_of_votes
+
 # The tensors of a prediction that have a row for every input, in the order of its arguments.
-PER_INPUT = ("log_probs", "aleatoric", "variation_ratio", "max_logit", "energy")
+PER_INPUT = (
+    "log_probs",
+    "aleatoric",
+    "variation_ratio",
+    "disagreement",
+    "max_logit",
+    "energy",
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,10 +37,13 @@ class Prediction:
         log_probs: log of the mean probabilities, `[B, K, ...]`.
         aleatoric: mean entropy of the members, `[B, ...]`.
         variation_ratio: share of members that do not vote for the most voted class, `[B, ...]`.
+        disagreement: share of the pairs of members that vote for different classes, `[B, ...]`.
         max_logit: largest logit, averaged over the members, `[B, ...]`.
         energy: minus the log-sum-exp of the logits, averaged over the members, `[B, ...]`.
         samples_used: number of members, S; of every input, `[B]`, where they differ.
         members: probabilities of every member, `[S, B, K, ...]`, if they were asked for.
+        sets: which classes are in the prediction set, `[B, K, ...]`, if something makes sets, as
+            `abnn.baselines.Conformal` does.
 
     >>> import torch
     >>> agree = Prediction.from_logits(torch.tensor([[[4.0, 0.0]], [[4.0, 0.0]]]))
@@ -48,10 +60,12 @@ epistemic 0.603)
     log_probs: Tensor
     aleatoric: Tensor
     variation_ratio: Tensor
+    disagreement: Tensor
     max_logit: Tensor
     energy: Tensor
     samples_used: int | Tensor
     members: Tensor | None = None
+    sets: Tensor | None = None
 
     def __repr__(self) -> str:
         B, K, *rest = self.log_probs.shape
@@ -59,10 +73,11 @@ epistemic 0.603)
         used: object = self.samples_used
         if isinstance(used, Tensor):
             used = f"{used.double().mean():.1f} on average"
+        size = "" if self.sets is None else f", mean set size {self.sets.sum(1).float().mean():.2f}"
         return (
             f"Prediction(inputs={B}{each}, classes={K}, samples_used={used}, "
             f"mean confidence {self.confidence.mean():.3f}, total {self.total.mean():.3f}, "
-            f"epistemic {self.epistemic.mean():.3f})"
+            f"epistemic {self.epistemic.mean():.3f}{size})"
         )
 
     @cached_property
@@ -103,16 +118,49 @@ epistemic 0.603)
             raise TypeError(
                 f"Index a Prediction by a slice or a tensor, as pred[:1], not {rows!r}."
             )
-        used = self.samples_used
+        return self._each(lambda values: values[rows], lambda members: members[:, rows])
+
+    def cpu(self) -> Prediction:
+        """The prediction in main memory, where a data set of them has room.
+
+        >>> Prediction.from_logits(torch.zeros(3, 2, 5)).cpu().probs.device
+        device(type='cpu')
+        """
+        return self._each(Tensor.cpu, Tensor.cpu)
+
+    def flat(self) -> Prediction:
+        """Every pixel or token as an input of its own: classes last of two dimensions.
+
+        >>> Prediction.from_logits(torch.zeros(3, 2, 5, 4, 4)).flat().log_probs.shape
+        torch.Size([32, 5])
+        """
+        if self.log_probs.ndim == 2:
+            return self
+        rows, K = self.label.numel(), self.log_probs.shape[1]
+
+        def flatten(values: Tensor) -> Tensor:
+            if values.shape == self.log_probs.shape:
+                return values.movedim(1, -1).reshape(-1, K)
+            each = values[(..., *[None] * (self.label.ndim - values.ndim))]
+            return each.expand_as(self.label).flatten()
+
+        return self._each(flatten, lambda members: members.movedim(2, -1).reshape(-1, rows, K))
+
+    def _each(
+        self, change: Callable[[Tensor], Tensor], change_members: Callable[[Tensor], Tensor]
+    ) -> Prediction:
+        """The prediction with every tensor changed; those of the members start with S, not B."""
+        used, members, sets = self.samples_used, self.members, self.sets
         return Prediction(
-            **{name: getattr(self, name)[rows] for name in PER_INPUT},
-            samples_used=used[rows] if isinstance(used, Tensor) else used,
-            members=None if self.members is None else self.members[:, rows],
+            **{name: change(getattr(self, name)) for name in PER_INPUT},
+            samples_used=change(used) if isinstance(used, Tensor) else used,
+            members=None if members is None else change_members(members),
+            sets=None if sets is None else change(sets),
         )
 
     @classmethod
     def cat(cls, parts: Sequence[Prediction]) -> Prediction:
-        """The predictions of several batches as one.
+        """The predictions of several batches as one; members stay where all have as many.
 
         >>> a, b = (Prediction.from_logits(torch.randn(3, n, 2)) for n in (4, 5))
         >>> Prediction.cat([a, b])[:4].energy.equal(a.energy)
@@ -126,10 +174,13 @@ epistemic 0.603)
         ):
             used = torch.cat([part.used_by_input() for part in parts])
         members = [part.members for part in parts if part.members is not None]
+        alike = len(members) == len(parts) and len({len(each) for each in members}) == 1
+        sets = [part.sets for part in parts if part.sets is not None]
         return cls(
             **{name: torch.cat([getattr(part, name) for part in parts]) for name in PER_INPUT},
             samples_used=used,
-            members=torch.cat(members, 1) if len(members) == len(parts) else None,
+            members=torch.cat(members, 1) if alike else None,
+            sets=torch.cat(sets) if len(sets) == len(parts) else None,
         )
 
     def used_by_input(self) -> Tensor:
@@ -211,6 +262,7 @@ class PredictionStream:
             log_probs=self._log_sum - math.log(S),
             aleatoric=self._aleatoric / S,
             variation_ratio=1 - self._votes.amax(1) / S,
+            disagreement=disagreement_of_votes(self._votes, S),
             max_logit=self._max_logit / S,
             energy=self._energy / S,
             samples_used=S,

@@ -13,7 +13,7 @@ from os import PathLike
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from abnn.artifact import write
+from abnn.files import write
 from abnn.prior import RandomPrior
 
 Schedule = Literal["constant", "multistep", "polynomial"]

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from os import PathLike
 from pathlib import Path
 from typing import IO, Any, Protocol
@@ -14,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from abnn.prediction import Prediction
+from abnn.files import replaced
+from abnn.prediction import PER_INPUT, Prediction
 
 # What is written of every input, beside the labels; all are attributes of a Prediction.
 COLUMNS = (
@@ -25,6 +25,7 @@ COLUMNS = (
     "aleatoric",
     "epistemic",
     "variation_ratio",
+    "disagreement",
     "max_logit",
     "energy",
     "samples_used",
@@ -120,65 +121,23 @@ class ParquetWriter:
             self.writer.close()
 
 
-class Target:
-    """Where predictions go: written under a temporary name, and in place only when complete.
+@contextmanager
+def target(path: str | PathLike[str], overwrite: bool = False) -> Iterator[Writer]:
+    """Where predictions go; they are in place only when complete.
 
     Args:
         path: a file that ends with ".parquet", or a directory for .npy files.
         overwrite: replace what is there, if abnn wrote it.
     """
-
-    def __init__(self, path: str | PathLike[str], overwrite: bool = False) -> None:
-        self.path, self.overwrite = Path(path), overwrite
-        self._check()
-        self.parquet = self.path.suffix == ".parquet"
-        if self.parquet:
-            _pyarrow()
-        self.temporary = self.path.with_name(f".{self.path.name}.{os.getpid()}.tmp")
-
-    def _check(self) -> None:
-        if not self.path.name:
-            raise ValueError(f"out={str(self.path)!r} has no name; give a directory to make.")
-        if not self.path.exists():
-            return
-        if not self.overwrite:
-            raise FileExistsError(
-                f"{self.path} exists; give another out=, or overwrite=True to replace it."
-            )
-        if self.path.is_dir() and any(self.path.iterdir()) and not (self.path / INDEX).is_file():
-            raise FileExistsError(
-                f"{self.path} is a directory that holds something else than predictions; give "
-                "another out=."
-            )
-
-    def __enter__(self) -> Writer:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._discard(self.temporary)
-        self.writer = (ParquetWriter if self.parquet else NpyWriter)(self.temporary)
-        return self.writer
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    parquet = Path(path).suffix == ".parquet"
+    if parquet:
+        _pyarrow()
+    with replaced(path, overwrite, INDEX, "predictions") as temporary:
+        writer = (ParquetWriter if parquet else NpyWriter)(temporary)
         try:
-            self.writer.close()
-            if kind is None:
-                self._put_in_place()
+            yield writer
         finally:
-            self._discard(self.temporary)
-
-    def _put_in_place(self) -> None:
-        self._check()
-        old = self.temporary.with_suffix(".old")
-        if self.path.exists():
-            self.path.rename(old)
-        self.temporary.rename(self.path)
-        self._discard(old)
-
-    @staticmethod
-    def _discard(path: Path) -> None:
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink(missing_ok=True)
+            writer.close()
 
 
 class Predictions(Mapping[str, Array]):
@@ -190,7 +149,7 @@ class Predictions(Mapping[str, Array]):
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     saved = abnn.convert(net).predict_loader(data, out=f"{folder}/preds")
     ...     saved, saved["probs"].shape, saved.prediction(slice(0, 2)).label.shape
-    (Predictions(preds: 10 rows, 11 columns), (10, 3), torch.Size([2]))
+    (Predictions(preds: 10 rows, 12 columns), (10, 3), torch.Size([2]))
     """
 
     def __init__(self, path: str | PathLike[str]) -> None:
@@ -242,7 +201,7 @@ class Predictions(Mapping[str, Array]):
 
         What was stored are probabilities, so the logarithm of one below 1e-38 is that of 1e-38.
         """
-        names = ("probs", "aleatoric", "variation_ratio", "max_logit", "energy", "samples_used")
+        names = ("probs", *PER_INPUT[1:], "samples_used")
         probs, *rest = (torch.from_numpy(np.array(self[name][rows])) for name in names)
         return Prediction(probs.clamp_min(torch.finfo(probs.dtype).tiny).log(), *rest)
 

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from abnn.artifact import bank_tensors, fingerprint, load_banks, write
+from abnn.artifact import bank_tensors, fingerprint, load_banks
 from abnn.digests import digest
 from abnn.distributed import World
+from abnn.files import write
 from abnn.model import ABNN
 from abnn.recipe import Recipe
 from abnn.validation import FitResult

@@ -56,7 +56,7 @@ def in_turns(
     2. b!
     2
     """
-    parted = _in_parts(predictor)
+    parted = in_parts(predictor)
     deal = Deal(loader, *((0, 1) if parted else (team.rank, team.size)))
     done, held, results = 0, list[R](), list[R]()
     sent = time.monotonic()
@@ -112,7 +112,7 @@ def agree(
                 "itself; or pass alone=True for a result of every process."
             )
         own = {
-            "weights": 0 if _in_parts(predictor) else _checksum(predictor),
+            "weights": 0 if in_parts(predictor) else _checksum(predictor),
             "number of batches": [length_of(loader) for loader in loaders],
             **{name: value for name, value in arguments.items() if _is_plain(value)},
         }
@@ -145,7 +145,7 @@ def _check_turn(heard: Tensor, done: int, parted: bool) -> None:
     )
 
 
-def _in_parts(predictor: object) -> bool:
+def in_parts(predictor: object) -> bool:
     """Whether weights are spread over processes, by `abnn.distributed.shard` or otherwise."""
     return isinstance(predictor, nn.Module) and any(
         hasattr(parameter, "to_local") for parameter in predictor.parameters()

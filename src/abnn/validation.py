@@ -11,7 +11,8 @@ from torch import Tensor
 
 from abnn.baselines import Single
 from abnn.distributed import World
-from abnn.evaluate import Evaluation, evaluate
+from abnn.evaluate import evaluate
+from abnn.evaluation import Evaluation
 from abnn.model import ABNN
 from abnn.recipe import Recipe
 from abnn.shares import is_share

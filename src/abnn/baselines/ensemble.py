@@ -20,6 +20,7 @@ class DeepEnsemble(nn.Module):
         nets: the networks; shared, not copied.
         output: finds the logits in what a network returns, where that is not obvious.
         class_dim: the dimension of the classes in the logits.
+        fit_seconds: how long the training of all but the first took, if that is to be told.
 
     >>> import torch
     >>> ensemble = DeepEnsemble([nn.Linear(3, 2), nn.Linear(3, 2)])
@@ -30,9 +31,14 @@ class DeepEnsemble(nn.Module):
     """
 
     def __init__(
-        self, nets: Iterable[nn.Module], output: Output | None = None, class_dim: int = 1
+        self,
+        nets: Iterable[nn.Module],
+        output: Output | None = None,
+        class_dim: int = 1,
+        fit_seconds: float | None = None,
     ) -> None:
         super().__init__()
+        self.fit_seconds = fit_seconds
         self.nets, self.output, self.class_dim = nn.ModuleList(nets), output, class_dim
         if len(self.nets) == 0:
             raise ValueError("The ensemble has no networks; give at least one.")
@@ -46,6 +52,11 @@ class DeepEnsemble(nn.Module):
     def num_added_parameters(self) -> int:
         """Parameters beyond those of the first network."""
         return _size(self) - _size(self.nets[0])
+
+    @property
+    def num_added_bytes(self) -> int:
+        """What has to be stored beyond the first network."""
+        return sum(_bytes(net) for net in self.nets) - _bytes(self.nets[0])
 
     def forward(self, x: Inputs) -> Tensor:
         """Log of the mean probabilities, `[B, K, ...]`."""
@@ -71,3 +82,7 @@ class DeepEnsemble(nn.Module):
 
 def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _bytes(module: nn.Module) -> int:
+    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))

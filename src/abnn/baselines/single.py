@@ -31,6 +31,16 @@ class Single(nn.Module):
         """Parameters beyond the original network's: none."""
         return 0
 
+    @property
+    def num_added_bytes(self) -> int:
+        """What has to be stored beyond the original network: nothing."""
+        return 0
+
+    @property
+    def fit_seconds(self) -> float:
+        """Time of training beyond that of the original network: none."""
+        return 0.0
+
     def forward(self, x: Inputs) -> Tensor:
         """Log-probabilities, `[B, K, ...]`."""
         return self.predict(x).log_probs

@@ -2,41 +2,62 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
-from typing import Any, Self
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Self
 
 import torch
 from torch import Tensor, nn
 
+from abnn.baselines.companion import ask, held_out, total_seconds
 from abnn.baselines.inference import inference
-from abnn.batches import device_of, split, to_device
+from abnn.batches import device_of
 from abnn.outputs import Inputs, Output, call, logits_of
 from abnn.prediction import Prediction
 
+if TYPE_CHECKING:
+    from abnn.evaluate import Predictor
+
 
 class TemperatureScaling(nn.Module):
-    """One network whose logits are divided by a temperature fitted on held-out data.
+    """A network or a predictor, with a temperature fitted on held-out data.
 
-        p(y | x) = softmax(net(x) / T)[y]
+        p(y | x) = softmax(net(x) / T)[y]        of a network,
+        p(y | x) = softmax(log q(. | x) / T)[y]  of a predictor with mean probabilities q.
 
-    The predicted classes stay the same. The network may itself be a predictor, whose
-    log-probabilities are then scaled.
+    For one member the two are the same. The order of the classes of an input stays, and with it the
+    label; with more than two classes, the order of inputs by their confidence may not.
 
     Args:
-        net: the network; shared, not copied.
-        output: finds the logits in what the network returns, where that is not obvious.
-        class_dim: the dimension of the classes in the logits.
+        net: the network; or anything with `predict(x) -> Prediction`, such as an ABNN, an ensemble
+            or another baseline, of which `tempered` says what becomes. Shared, not copied.
+        output: finds the logits in what a network returns, where that is not obvious.
+        class_dim: the dimension of the classes in a network's logits; a predictor's is always 1.
 
     >>> logits = torch.tensor([[9.0, 0.0]]).repeat(4, 1)  # sure, and wrong once in four times
     >>> scaled = TemperatureScaling(nn.Identity()).fit([(logits, torch.tensor([0, 0, 0, 1]))])
     >>> scaled.predict(logits[:1]).probs
     tensor([[0.7500, 0.2500]])
+    >>> bnn = abnn.convert(nn.Sequential(nn.LayerNorm(2)), modes=2)
+    >>> scaled = TemperatureScaling(bnn).fit([(logits, torch.tensor([0, 0, 0, 1]))], samples=4)
+    >>> scaled.predict(logits[:1], samples=4).samples_used
+    8
     """
 
     temperature: Tensor
 
-    def __init__(self, net: nn.Module, output: Output | None = None, class_dim: int = 1) -> None:
+    def __init__(
+        self, net: nn.Module | Predictor, output: Output | None = None, class_dim: int = 1
+    ) -> None:
         super().__init__()
+        self._seconds: float | None = None
+        if output is not None and hasattr(net, "predict"):
+            raise ValueError(
+                f"output= finds the logits of a plain network, but a {type(net).__name__} has "
+                "predict(x); leave output= out, or wrap a plain network as "
+                "abnn.baselines.Single(net, output)."
+            )
         self.net, self.output, self.class_dim = net, output, class_dim
         self.register_buffer("temperature", torch.tensor(1.0))
 
@@ -45,44 +66,91 @@ class TemperatureScaling(nn.Module):
         """Parameters beyond the original network's: the temperature, and what `net` has added."""
         return 1 + int(getattr(self.net, "num_added_parameters", 0))
 
+    @property
+    def num_added_bytes(self) -> int:
+        """What has to be stored beyond the original network."""
+        return self.temperature.nbytes + int(getattr(self.net, "num_added_bytes", 0))
+
     def forward(self, x: Inputs) -> Tensor:
         """Log-probabilities, `[B, K, ...]`."""
         return self.predict(x).log_probs
 
-    def predict(self, x: Inputs, keep_members: bool = False) -> Prediction:
-        """The prediction of the one member."""
+    def predict(self, x: Inputs, keep_members: bool = False, **predict: Any) -> Prediction:
+        """The prediction of the one network, or what `tempered` makes of a predictor's.
+
+        Args:
+            x: a tensor, a tuple of arguments, or a mapping of keyword arguments.
+            keep_members: keep the members' probabilities.
+            predict: passed on to the predictor, such as `samples=8, seed=0`.
+        """
+        if keep_members and self._predicts:
+            predict["keep_members"] = True
         with inference(self):
-            logits = self._logits(x) / self.temperature
+            if self._predicts:
+                return tempered(ask(self.net, x, predict), self.temperature)
+            logits = self._logits(x, predict) / self.temperature
             return Prediction.from_logits(logits.unsqueeze(0), keep_members)
 
-    def fit(self, loader: Iterable[Any], ignore_index: int = -100) -> Self:
+    @property
+    def fit_seconds(self) -> float | None:
+        """How long the fits took, that of the predictor with them; `None` if that is not known."""
+        return total_seconds(self._seconds, self.net)
+
+    def fit(self, loader: Iterable[Any], ignore_index: int = -100, **predict: Any) -> Self:
         """Set the temperature to the one of least NLL on held-out data, whose logits are kept.
 
         Args:
             loader: batches `(x, y)`, `(x1, x2, ..., y)` or mappings with "labels".
             ignore_index: the label of what is left out.
+            predict: passed on to the predictor; give what `predict` will be given.
         """
-        kept: list[tuple[Tensor, Tensor]] = []
+        started = time.perf_counter()
         with inference(self):
-            for batch in loader:
-                inputs, labels = split(batch)
-                logits = self._logits(to_device(inputs, device_of(self))).movedim(1, -1).cpu()
-                if labels.shape != logits.shape[:-1]:
-                    raise ValueError(
-                        f"The labels have shape {list(labels.shape)}, but the network's "
-                        f"predictions {list(logits.shape[:-1])}; give one label per prediction."
-                    )
-                keep = labels.cpu() != ignore_index
-                kept.append((logits[keep], labels.cpu()[keep]))
-        if sum(len(labels) for _, labels in kept) == 0:
-            raise ValueError("The loader has no labelled examples to fit a temperature on.")
+            kept = list(
+                held_out(loader, lambda x: self._logits(x, predict), device_of(self), ignore_index)
+            )
         logits, labels = (torch.cat(parts) for parts in zip(*kept, strict=True))
         self.temperature.fill_(best_temperature(logits, labels))
+        self._seconds = time.perf_counter() - started
         return self
 
-    def _logits(self, x: Inputs) -> Tensor:
+    @property
+    def _predicts(self) -> bool:
+        return hasattr(self.net, "predict")
+
+    def _logits(self, x: Inputs, predict: dict[str, Any]) -> Tensor:
+        """The network's logits, or the predictor's log-probabilities."""
+        if self._predicts:
+            return ask(self.net, x, predict).log_probs
+        if predict:
+            raise TypeError(
+                f"A {type(self.net).__name__} has no predict(x) to take {', '.join(predict)}; "
+                "leave that out, or give a predictor."
+            )
+        assert isinstance(self.net, nn.Module)
         logits = logits_of(call(self.net, x), self.output, self.class_dim)
         return logits if logits.dtype == torch.float64 else logits.float()
+
+
+def tempered(prediction: Prediction, temperature: Tensor | float) -> Prediction:
+    """The prediction with mean probabilities `p^(1/T)`, normalised; T=1 changes nothing.
+
+    The total uncertainty is the entropy of the new probabilities, and is split into aleatoric and
+    epistemic in the proportion that it had, so both stay non-negative and add up. What speaks of
+    single members is left as it was, as no member has a temperature: the members, their
+    `variation_ratio`, `max_logit` and `energy`; and so are `sets`.
+
+    >>> before = Prediction.from_logits(torch.tensor([[[4.0, 0.0]], [[1.0, 0.0]]]))
+    >>> after = tempered(before, 2.0)
+    >>> before.probs, after.probs
+    (tensor([[0.8565, 0.1435]]), tensor([[0.7096, 0.2904]]))
+    >>> before.epistemic / before.total, after.epistemic / after.total
+    (tensor([0.1825]), tensor([0.1825]))
+    """
+    scaled = replace(prediction, log_probs=(prediction.log_probs / temperature).log_softmax(1))
+    # Where nothing is uncertain, no part of it is epistemic.
+    share = (prediction.aleatoric / prediction.total).nan_to_num(1.0).clamp(0, 1)
+    return replace(scaled, aleatoric=share * scaled.total)
 
 
 def best_temperature(logits: Tensor, labels: Tensor) -> float:
@@ -100,13 +168,11 @@ def best_temperature(logits: Tensor, labels: Tensor) -> float:
     >>> round(best_temperature(z, torch.tensor([0, 0, 0, 1])), 6)  # 4 / log 3
     3.640957
     """
-    if labels.min() < 0 or labels.max() >= logits.shape[1]:
-        raise ValueError(
-            f"The labels run from {labels.min()} to {labels.max()}, but there are "
-            f"{logits.shape[1]} classes; remap the labels, or leave some out by ignore_index."
-        )
     if not logits.isfinite().all():
-        raise ValueError("The logits contain NaN or infinity; check the network and its inputs.")
+        raise ValueError(
+            "The logits contain NaN or infinity (the logarithm of a probability of 0 is minus "
+            "infinity); check the network and its inputs."
+        )
     # Measured from the label's logit, which changes no probability.
     gap = logits.double() - logits.double().gather(1, labels.unsqueeze(1))
     if gap.mean() >= 0:

@@ -1,4 +1,4 @@
-"""How good predictions are against the labels: accuracy, likelihood and Brier score.
+"""How good predictions are against the labels: accuracy, top-k, likelihood and Brier score.
 
 Classes are dimension 1 of the predictions `[B, K, ...]`; the labels are `[B, ...]`.
 """
@@ -22,8 +22,24 @@ def accuracy(scores: Tensor, labels: Tensor) -> float:
     >>> accuracy(torch.tensor([[0.9, 0.1], [0.8, 0.2]]), torch.tensor([0, 1]))
     0.5
     """
-    _check(scores, labels)
+    check(scores, labels)
     return _mean(scores.argmax(1) == labels)
+
+
+def top_k_accuracy(scores: Tensor, labels: Tensor, k: int = 5) -> float:
+    """Share of examples whose label is among the k largest scores; of equal ones, the first count.
+
+    Args:
+        scores: probabilities, their logarithms, or logits, `[B, K, ...]`.
+        labels: class indices, `[B, ...]`.
+        k: number of guesses; with as many as there are classes, all are right.
+
+    >>> top_k_accuracy(torch.tensor([[0.5, 0.3, 0.2], [0.6, 0.3, 0.1]]), torch.tensor([1, 2]), k=2)
+    0.5
+    """
+    if k < 1:
+        raise ValueError(f"k is {k}; give the number of guesses, at least 1.")
+    return _mean(label_rank(scores, labels) < k)
 
 
 def nll(log_probs: Tensor, labels: Tensor) -> float:
@@ -45,14 +61,30 @@ def brier(probs: Tensor, labels: Tensor) -> float:
     return _mean(squared_error(probs, labels))
 
 
+def label_rank(scores: Tensor, labels: Tensor) -> Tensor:
+    """Number of classes that come before the label, `[B, ...]`: the terms of `top_k_accuracy`.
+
+    Classes with the label's own score come before it if their index is lower, as for `argmax`.
+
+    >>> label_rank(torch.tensor([[0.4, 0.2, 0.4]]), torch.tensor([2]))
+    tensor([1])
+    """
+    check(scores, labels)
+    index = labels.long().unsqueeze(1)
+    own = scores.gather(1, index)
+    classes = torch.arange(scores.shape[1], device=scores.device)
+    lower = classes.view(-1, *[1] * (scores.dim() - 2)) < index
+    return ((scores > own) | ((scores == own) & lower)).sum(1)
+
+
 def log_likelihood(log_probs: Tensor, labels: Tensor) -> Tensor:
     """Log-probability of each label, `[B, ...]`: the terms whose mean is `-nll`.
 
     >>> log_likelihood(torch.tensor([[0.5, 0.5]]).log(), torch.tensor([1]))
     tensor([-0.6931])
     """
-    _check(log_probs, labels)
-    _check_normalised(log_probs.exp(), "exponentials of the log-probabilities")
+    check(log_probs, labels)
+    check_normalised(log_probs.exp(), "exponentials of the log-probabilities")
     return log_probs.gather(1, labels.long().unsqueeze(1)).squeeze(1)
 
 
@@ -62,8 +94,8 @@ def squared_error(probs: Tensor, labels: Tensor) -> Tensor:
     >>> squared_error(torch.tensor([[0.5, 0.5]]), torch.tensor([1]))
     tensor([0.5000])
     """
-    _check(probs, labels)
-    _check_normalised(probs, "probabilities")
+    check(probs, labels)
+    check_normalised(probs, "probabilities")
     probs = probs if probs.dtype == torch.float64 else probs.float()
     index = labels.long().unsqueeze(1)
     # Subtracting the one-hot label before squaring loses no digits when p[y] is close to 1.
@@ -75,7 +107,8 @@ def _mean(terms: Tensor) -> float:
     return terms.cpu().double().mean().item()
 
 
-def _check(scores: Tensor, labels: Tensor) -> None:
+def check(scores: Tensor, labels: Tensor) -> None:
+    """Refuse labels that do not fit the predictions, and predictions that are NaN."""
     if scores.dim() < 2 or labels.shape != scores.shape[:1] + scores.shape[2:]:
         raise ValueError(
             f"Labels of shape {list(labels.shape)} do not fit predictions of shape "
@@ -95,7 +128,8 @@ def _check(scores: Tensor, labels: Tensor) -> None:
         raise ValueError("The predictions contain NaN; check the network and its inputs.")
 
 
-def _check_normalised(probs: Tensor, name: str) -> None:
+def check_normalised(probs: Tensor, name: str) -> None:
+    """Refuse what is no distribution over the classes, calling it `name`."""
     total = probs.sum(1)
     if (probs < 0).any() or ((total - 1).abs() > SUM_TOLERANCE).any():
         raise ValueError(

@@ -11,6 +11,8 @@ from dataclasses import astuple, dataclass
 import torch
 from torch import Tensor
 
+from abnn.metrics.counts import LEAST_CAPACITY, Counts, dot, side_by_side
+
 
 @dataclass(frozen=True)
 class Detection:
@@ -45,16 +47,42 @@ def detect(id_scores: Tensor, ood_scores: Tensor) -> Detection:
     >>> detect(torch.tensor([0.1, 0.2]), torch.tensor([0.8, 0.9]))
     Detection(auroc=1.0, aupr=1.0, fpr95=0.0, aupr_in=1.0, fpr95_in=0.0)
     """
-    ood, ind = _counts(id_scores, ood_scores)
-    # Negating the scores is reading the distinct ones from the other end.
-    ood_back, ind_back = ood.flip(0), ind.flip(0)
-    return Detection(
-        auroc=_auroc(ood, ind),
-        aupr=_aupr(ood, ind),
-        fpr95=_fpr(ood, ind, 0.95),
-        aupr_in=_aupr(ind_back, ood_back),
-        fpr95_in=_fpr(ind_back, ood_back, 0.95),
-    )
+    return _detection(*_ranked(id_scores, ood_scores))
+
+
+def detect_counts(id_counts: Counts, ood_counts: Counts) -> Detection:
+    """The same as `detect`, from scores that were counted batch by batch.
+
+    Exact as long as both Counts are; `auroc_bound` says what dropped bits may have cost.
+
+    Args:
+        id_counts: scores of the in-distribution examples, in one column.
+        ood_counts: scores of the out-of-distribution examples, in one column.
+
+    >>> from abnn.metrics import Counts
+    >>> known, unknown = Counts(), Counts()
+    >>> known.update(torch.tensor([0.1, 0.5])), unknown.update(torch.tensor([0.5, 0.9]))
+    (None, None)
+    >>> detect_counts(known, unknown).auroc
+    0.875
+    """
+    return _detection(*_side_by_side(id_counts, ood_counts))
+
+
+def auroc_bound(id_counts: Counts, ood_counts: Counts) -> float:
+    """How far the AUROC of `detect_counts` can be from the exact one: half the share of ties.
+
+    >>> from abnn.metrics import Counts
+    >>> known, unknown = Counts(), Counts()
+    >>> known.update(torch.rand(9)), unknown.update(torch.rand(9))
+    (None, None)
+    >>> auroc_bound(known, unknown)
+    0.0
+    """
+    ood, ind = _side_by_side(id_counts, ood_counts)
+    if id_counts.exact and ood_counts.exact:
+        return 0.0
+    return dot(ood, ind) / (2 * int(ood.sum()) * int(ind.sum()))
 
 
 def auroc(id_scores: Tensor, ood_scores: Tensor) -> float:
@@ -63,7 +91,7 @@ def auroc(id_scores: Tensor, ood_scores: Tensor) -> float:
     >>> auroc(torch.tensor([0.1, 0.5]), torch.tensor([0.5, 0.9]))
     0.875
     """
-    return _auroc(*_counts(id_scores, ood_scores))
+    return _auroc(*_ranked(id_scores, ood_scores))
 
 
 def aupr(id_scores: Tensor, ood_scores: Tensor) -> float:
@@ -72,7 +100,7 @@ def aupr(id_scores: Tensor, ood_scores: Tensor) -> float:
     >>> aupr(torch.tensor([0.1, 0.5]), torch.tensor([0.3, 0.9]))
     0.8333333333333333
     """
-    return _aupr(*_counts(id_scores, ood_scores))
+    return _aupr(*_ranked(id_scores, ood_scores))
 
 
 def fpr_at_recall(id_scores: Tensor, ood_scores: Tensor, recall: float = 0.95) -> float:
@@ -88,22 +116,41 @@ def fpr_at_recall(id_scores: Tensor, ood_scores: Tensor, recall: float = 0.95) -
     """
     if not 0 < recall <= 1:
         raise ValueError(f"recall is {recall}; give a share above 0 and up to 1, such as 0.95.")
-    return _fpr(*_counts(id_scores, ood_scores), recall)
+    return _fpr(*_ranked(id_scores, ood_scores), recall)
 
 
-def _counts(id_scores: Tensor, ood_scores: Tensor) -> tuple[Tensor, Tensor]:
+def _ranked(id_scores: Tensor, ood_scores: Tensor) -> tuple[Tensor, Tensor]:
     """How many OOD and ID examples have each distinct score, the highest score first."""
+    counts = []
     for name, scores in (("in-distribution", id_scores), ("out-of-distribution", ood_scores)):
-        if scores.numel() == 0:
-            raise ValueError(f"There are no {name} scores; give at least one.")
         if scores.isnan().any():
             raise ValueError(f"The {name} scores contain NaN; check the predictions they are of.")
-    both = torch.cat([s.detach().flatten().cpu().double() for s in (id_scores, ood_scores)])
-    values, place = torch.unique(both, return_inverse=True)
-    ind, ood = place.tensor_split([id_scores.numel()])
-    return (
-        torch.bincount(ood, minlength=len(values)).flip(0),
-        torch.bincount(ind, minlength=len(values)).flip(0),
+        counts.append(Counts(capacity=max(LEAST_CAPACITY, scores.numel())))
+        counts[-1].update(scores)
+    return _side_by_side(*counts)
+
+
+def _side_by_side(id_counts: Counts, ood_counts: Counts) -> tuple[Tensor, Tensor]:
+    for name, counts in (("in-distribution", id_counts), ("out-of-distribution", ood_counts)):
+        if counts.columns != 1:
+            raise ValueError(
+                f"The Counts of the {name} scores have {counts.columns} columns; give one."
+            )
+        if counts.n == (0,):
+            raise ValueError(f"There are no {name} scores; give at least one.")
+    ind, ood = side_by_side(id_counts, ood_counts).flip(0).unbind(1)
+    return ood, ind
+
+
+def _detection(ood: Tensor, ind: Tensor) -> Detection:
+    # Negating the scores is reading the distinct ones from the other end.
+    ood_back, ind_back = ood.flip(0), ind.flip(0)
+    return Detection(
+        auroc=_auroc(ood, ind),
+        aupr=_aupr(ood, ind),
+        fpr95=_fpr(ood, ind, 0.95),
+        aupr_in=_aupr(ind_back, ood_back),
+        fpr95_in=_fpr(ind_back, ood_back, 0.95),
     )
 
 
@@ -113,8 +160,8 @@ def _counts(id_scores: Tensor, ood_scores: Tensor) -> tuple[Tensor, Tensor]:
 
 def _auroc(pos: Tensor, neg: Tensor) -> float:
     # Each negative is beaten by the positives above it and by half of those it ties with.
-    twice = (neg * (2 * pos.cumsum(0) - pos)).sum().item()
-    return float(twice / (2 * pos.sum().item() * neg.sum().item()))
+    twice = dot(neg, 2 * pos.cumsum(0) - pos)
+    return twice / (2 * int(pos.sum()) * int(neg.sum()))
 
 
 def _aupr(pos: Tensor, neg: Tensor) -> float:
