@@ -20,6 +20,7 @@ import abnn
 from abnn.baselines import Single
 from abnn.distributed import shard, world
 from abnn.prediction import PER_INPUT
+from abnn.robustness import robustness
 from nets import mlp
 
 Kept = dict[str, Tensor]
@@ -80,6 +81,19 @@ def evaluated() -> Kept:
     return {"figures": torch.tensor(figures).double(), "scores": torch.tensor(scores).double()}
 
 
+def corrupted() -> Kept:
+    images = torch.rand(23, 1, 8, 8, generator=generator_of(2))
+    loader = DataLoader(TensorDataset((images - 0.5) / 0.3, Y), 5)
+    net = Single(nn.Sequential(nn.AdaptiveAvgPool2d(2), nn.Flatten(), mlp()))
+    names = ["gaussian_noise", "fog"]
+    result = robustness(net, loader, names, [1, 4], mean=0.5, std=0.3)
+    rows = [
+        result.clean,
+        *(figures for name in names for figures in result.corrupted[name].values()),
+    ]
+    return {"figures": torch.tensor([astuple(row) for row in rows], dtype=torch.float64)}
+
+
 def alone() -> Kept:
     """What each process predicts by itself, though only some of them do."""
     if world().rank == 0:
@@ -108,6 +122,7 @@ PREDICTIONS: dict[str, Callable[[], Kept]] = {
     "another predictor": over(lambda: DataLoader(ROWS, 5), lambda: Single(mlp())),
     "weights in parts": over(lambda: DataLoader(ROWS, 5, shuffle=True), in_parts),
     "evaluate": evaluated,
+    "robustness": corrupted,
     "alone": alone,
 }
 
@@ -216,4 +231,5 @@ PREDICT_ERRORS: dict[str, Callable[[Path], Any]] = {
     "empty": lambda out: model().predict_loader([], out=out),
     "a sampler's share": lambda out: model().predict_loader(distributed_sampler(), out=out),
     "no labels": lambda _: abnn.evaluate(model(), [BATCHES[0], X[:5]]),
+    "other corruptions": lambda _: robustness(model(), BATCHES, corruption_seed=world().rank),
 }

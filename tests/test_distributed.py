@@ -135,7 +135,7 @@ def test_processes_write_one_file_and_need_no_common_disk(together: Path, name: 
     alone = model().predict_loader(BATCHES, samples="auto")
     first, second = (end[name] for end in ends(together, "files"))
     assert torch.equal(first["probs"], alone.probs)
-    assert first["handle"] == second["handle"] == f"Predictions({name}: 23 rows, 11 columns)"
+    assert first["handle"] == second["handle"] == f"Predictions({name}: 23 rows, 12 columns)"
     assert first["left"] == FILES[: FILES.index(name) + 1]
     assert second["left"] == []
     assert second["probs"] == (
@@ -166,6 +166,7 @@ def test_processes_write_one_file_and_need_no_common_disk(together: Path, name: 
         ("empty", "ValueError: The loader is empty", None),
         ("a sampler's share", "ValueError: The loader has a DistributedSampler", None),
         ("no labels", "PeerError: .*no labels were found", "ValueError: .*no labels were found"),
+        ("other corruptions", "ValueError: Process 1 was given .* see seed;", None),
     ],
 )
 def test_what_goes_wrong_in_a_prediction_ends_both_and_leaves_nothing(
