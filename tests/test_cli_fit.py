@@ -17,6 +17,7 @@ from torch import nn
 import abnn
 from abnn.cli import run
 from abnn.data import open_data
+from abnn.snapshots import snapshots_of
 from fitting import banks, data, equal
 
 MODULE = """
@@ -92,6 +93,11 @@ def test_the_command_is_the_function(here: Path) -> None:
     assert equal(banks(abnn.load("run", mlp())), banks(bnn))
 
 
+def test_snapshots_are_left_on_the_way(here: Path) -> None:
+    assert run(["fit", *ROWS, "--steps", "6", "--snapshots", "3", "--out", "run"]) == 0
+    assert [snapshot.step for snapshot in snapshots_of("run")] == [0, 2, 4, 6]
+
+
 def test_weights_come_from_a_file(here: Path) -> None:
     from nets import mlp
 
@@ -162,6 +168,7 @@ def test_two_processes_end_like_one(here: Path) -> None:
         (["--lr", "-1"], "lr=-1.0"),
         (["--noise", "loud"], "noise='loud'"),
         (["--split", "rows"], "split='rows'"),
+        (["--snapshots", "-1"], "--snapshots"),
         (["--lr", "1e30"], "lower the learning rate"),
         (["--out", "mine.py"], "mine.py"),
     ],

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import abnn
+from abnn.rundir import read_losses
 from fitting import banks, data, equal
 from nets import mlp
 
@@ -146,3 +147,44 @@ def test_a_damaged_checkpoint_says_what_to_do(tmp_path: Path) -> None:
         abnn.fit(abnn.convert(mlp()), data(), epochs=1, run=tmp_path)
     with pytest.raises(ValueError, match="is a file"):
         abnn.fit(abnn.convert(mlp()), data(), epochs=1, run=tmp_path / "fit.txt")
+
+
+@pytest.mark.parametrize("at_once", [None, 1])
+def test_the_losses_are_read_as_they_were(tmp_path: Path, at_once: int | None) -> None:
+    bnn = abnn.convert(mlp(), modes=3)
+    expected = abnn.fit(bnn, data(), epochs=2, run=tmp_path, modes_at_once=at_once).losses
+    steps, losses = read_losses(tmp_path)
+    assert steps == list(range(12))
+    assert torch.equal(losses, expected)
+
+
+def test_losses_that_are_not_there_yet_are_nan(tmp_path: Path) -> None:
+    """Two modes, one after the other, killed in the middle of the second."""
+    arguments: dict[str, Any] = {"epochs": 1, "modes_at_once": 1, "checkpoint_seconds": 0}
+    with pytest.raises(KeyboardInterrupt):
+        abnn.fit(abnn.convert(mlp(), modes=2), Augmented(stop_at=9), run=tmp_path, **arguments)
+    steps, losses = read_losses(tmp_path)
+    assert steps == list(range(6))
+    assert losses.isnan().tolist() == [[False, False]] * 3 + [[False, True]] * 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "it ends in the middle of a line"),
+        ("\n", "the first line names no modes"),
+        ("step\n0\n", "the first line names no modes"),
+        ("step,mode_1\n0,1.5\n", "the first line names no modes"),
+        ("step,mode_0\n0,1.5,2\n", "a line is too short or too long"),
+        ("step,mode_0\n0,1.5\n1,0.", "it ends in the middle of a line"),
+        ("step,mode_0\n1,1.5\n0,2.5\n", "the steps are not in order"),
+        ("step,mode_0\n0,much\n", "could not convert string to float: 'much'"),
+        ("step,mode_0\nfirst,1.5\n", "invalid literal for int"),
+    ],
+)
+def test_damaged_losses_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=r"holds no losses.csv; give the run= directory"):
+        read_losses(tmp_path)
+    (tmp_path / "losses.csv").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_losses(tmp_path)

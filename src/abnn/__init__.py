@@ -4,7 +4,8 @@ from abnn.artifact import ArtifactError, load
 from abnn.convert import Inspection, convert, inspect
 from abnn.curve import SamplesCurve
 from abnn.draws import Draw
-from abnn.evaluate import Evaluation, evaluate
+from abnn.evaluate import evaluate
+from abnn.evaluation import Evaluation
 from abnn.fit import fit
 from abnn.loader import predict_loader
 from abnn.model import ABNN
@@ -12,7 +13,10 @@ from abnn.plan import Plan
 from abnn.prediction import Prediction
 from abnn.prior import RandomPrior
 from abnn.recipe import Recipe
+from abnn.record import Record, Recorded
 from abnn.results import Predictions, load_predictions
+from abnn.robustness import Robustness, robustness
+from abnn.trajectory import Trajectory, trajectory
 from abnn.validation import FitResult
 
 __version__ = "0.1.0"
@@ -28,7 +32,11 @@ __all__ = [
     "Predictions",
     "RandomPrior",
     "Recipe",
+    "Record",
+    "Recorded",
+    "Robustness",
     "SamplesCurve",
+    "Trajectory",
     "__version__",
     "convert",
     "evaluate",
@@ -37,4 +45,6 @@ __all__ = [
     "load",
     "load_predictions",
     "predict_loader",
+    "robustness",
+    "trajectory",
 ]

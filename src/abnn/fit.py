@@ -46,6 +46,7 @@ def fit(
     ignore_index: int = -100,
     progress: bool | None = None,
     checkpoint_seconds: float = 30.0,
+    snapshots: int = 0,
     split: Split | None = None,
     **overrides: Any,
 ) -> FitResult:
@@ -64,6 +65,10 @@ def fit(
         ignore_index: label of examples or pixels that do not count.
         progress: show a line of progress; default: on a terminal.
         checkpoint_seconds: how often the run directory gets a checkpoint.
+        snapshots: how many times the modes are kept on their way, in the run directory: evenly
+            over the steps, the last at the end, and the start besides. A fit of fewer steps keeps
+            every step. No other number of the fit depends on it, but a fit must be resumed with
+            the same. `abnn.snapshots.snapshots_of` reads them, `abnn.trajectory` draws them.
         split: what the processes of torchrun share: "data", every batch, or "modes"; default:
             the modes where every process gets as many, else the data. See docs/scale.md.
         overrides: values of the recipe to replace, as `lr=0.05`.
@@ -79,7 +84,7 @@ def fit(
         with everyone.meeting():
             chosen = _recipe(recipe, overrides)
             plan = FitPlan(bnn, loader, chosen, ignore_index, everyone, split)
-            directory = plan.directory(run, checkpoint_seconds)
+            directory = plan.directory(run, checkpoint_seconds, snapshots)
         plan.agree(directory, validation)
         progress = progress if everyone.rank == 0 else False
         check = (validation, ignore_index, progress, everyone)
@@ -113,6 +118,8 @@ def _fit_modes(plan: FitPlan, directory: RunDirectory | None, progress: bool | N
                 for group in plan.groups:
                     _fit_group(plan, group, losses, directory, progress)
             _collect(plan, losses, owners)
+            if directory:
+                directory.collect(plan.everyone, plan.all_groups)
     except BaseException:
         load_banks(bnn, before)
         raise
@@ -176,6 +183,7 @@ def _fit_group(
     state = GroupState(bnn, group, optimizer, scaler, losses)
     if directory:
         step, epoch, offset = directory.resume(state)
+        directory.snapshot(state, step)
     label = "fit" if len(group) == bnn.modes else f"fit modes {group.start}-{group.stop - 1}"
     bnn.train()
     with Progress(steps, label, progress) as bar:
@@ -197,6 +205,8 @@ def _fit_group(
                 mean = losses[step, group.start : group.stop].mean().item()
                 step += 1
                 bar.update(step, f"loss {mean:.4f}")
+                if directory:
+                    directory.snapshot(state, step)
                 if directory and batch.due:
                     digests = plan.world.gather(data_digest(batch.raw))
                     directory.checkpoint(state, (step, epoch, batch.number), digests)

@@ -14,10 +14,12 @@ from torch import Tensor
 
 from abnn.batches import device_of, length_of
 from abnn.distributed import World
+from abnn.draws import whole_number
 from abnn.model import ABNN
 from abnn.recipe import Recipe
 from abnn.rundir import RunDirectory, settings_of
 from abnn.shares import check_last_batch, is_share, share
+from abnn.snapshots import snapshot_steps
 from abnn.syncnorm import WholeBatch, whole_batch
 
 Split = Literal["data", "modes"]
@@ -77,12 +79,18 @@ class FitPlan:
             return nullcontext(World())
         return self.everyone.joined(timeout=timedelta(days=1))
 
-    def directory(self, run: str | PathLike[str] | None, every: float) -> RunDirectory | None:
+    def directory(
+        self, run: str | PathLike[str] | None, every: float, snapshots: int
+    ) -> RunDirectory | None:
         """The run directory of this process, if there is to be one."""
+        snapshots = whole_number("snapshots", snapshots, least=0)
         if run is None:
+            if snapshots:
+                raise ValueError(f"snapshots={snapshots} need a directory; pass run= too.")
             return None
         modes = self.own if self.split == "modes" else None
-        return RunDirectory(run, self.settings, every, modes, self.everyone.rank)
+        marks = snapshot_steps(self.steps, snapshots)
+        return RunDirectory(run, self.settings, every, modes, self.everyone.rank, marks)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -102,6 +110,7 @@ class FitPlan:
         own = self.settings | {
             "ignore_index": self.ignore_index,
             "run directory": directory is not None,
+            "number of snapshots": len(directory.snapshots) if directory else 0,
             "validation data": validation is not None,
         }
         settings = self.everyone.gather(own)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -21,6 +23,7 @@ from abnn.distributed import World
 from abnn.files import write
 from abnn.model import ABNN
 from abnn.recipe import Recipe
+from abnn.snapshots import FOLDER, bring_snapshots, write_snapshot
 from abnn.validation import FitResult
 
 SETTINGS, CHECKPOINT, LOSSES = "fit.json", "checkpoint.safetensors", "losses.csv"
@@ -78,6 +81,7 @@ class RunDirectory:
         modes: the modes of this process, where processes share them.
         rank: the number of this process. Only process 0 writes, but for checkpoints where every
             process has modes of its own; the others read what they find.
+        snapshots: the steps that leave a snapshot, if there are to be any.
     """
 
     def __init__(
@@ -87,13 +91,16 @@ class RunDirectory:
         every: float,
         modes: range | None = None,
         rank: int = 0,
+        snapshots: Sequence[int] = (),
     ) -> None:
         self.path, self.every, self.rank = Path(path), every, rank
+        self.snapshots, self.network = snapshots, settings["network"]
         self.writes = rank == 0 or modes is not None
         name = CHECKPOINT if modes is None else f"checkpoint-{modes.start}-{modes.stop - 1}"
         self.file = (self.path / name).with_suffix(".safetensors")
         self.started = self.written = time.monotonic()
-        self._claim(settings)
+        # What was passed without a snapshot can't be had later, so their number can't change.
+        self._claim(settings | {"snapshots": len(snapshots) - 1} if snapshots else settings)
         self.tensors, self.meta = self._read()
 
     @property
@@ -114,6 +121,11 @@ class RunDirectory:
         if not file.exists():
             if self.path.exists() and not self.path.is_dir():
                 raise ValueError(f"run={str(self.path)!r} is a file; give a directory.")
+            if any((self.path / FOLDER).glob("*.safetensors")):
+                raise ValueError(
+                    f"{self.path / FOLDER} holds snapshots of a fit whose {SETTINGS} is gone; "
+                    "delete them, or use another run directory."
+                )
             if self.writes:
                 self.path.mkdir(parents=True, exist_ok=True)
                 write(file, (json.dumps(settings, indent=2) + "\n").encode())
@@ -196,6 +208,19 @@ class RunDirectory:
         if self.rank == 0:
             write(self.path / LOSSES, _csv(state.losses).encode())
 
+    def snapshot(self, state: GroupState, step: int) -> None:
+        """Write where a group of modes is, if this step is one to leave a snapshot.
+
+        A checkpoint comes after it. So a fit that goes on from there has all snapshots before,
+        and writes those that came after the checkpoint once more.
+        """
+        if self.writes and step in self.snapshots:
+            write_snapshot(self.path / FOLDER, state.bnn, state.group, step, self.network)
+
+    def collect(self, team: World, groups: Sequence[range]) -> None:
+        """Let process 0 have the snapshots that others wrote to disks of their own."""
+        bring_snapshots(self.path / FOLDER, self.snapshots, groups, team)
+
     def finish(self, bnn: ABNN, result: FitResult) -> None:
         """Write the artefact and what the fit achieved."""
         if self.rank != 0:
@@ -221,7 +246,7 @@ def _differences(before: Any, now: dict[str, Any]) -> list[str]:
     if not isinstance(before, dict):
         return ["not the settings of a fit"]
     words = {"network": "another network", "start": "modes that start from other values"}
-    before, now = ({"processes": "one"} | settings for settings in (before, now))
+    before, now = ({"processes": "one", "snapshots": 0} | settings for settings in (before, now))
     changed = []
     for key in now | before:
         old, new = before.get(key), now.get(key)
@@ -239,10 +264,52 @@ def _differences(before: Any, now: dict[str, Any]) -> list[str]:
 
 
 def _csv(losses: Tensor) -> str:
-    header = ",".join(["step", *(f"mode_{m}" for m in range(losses.shape[1]))])
+    header = ",".join(_header(losses.shape[1]))
     rows = [
         ",".join([str(step), *("" if v != v else repr(v) for v in row)])
         for step, row in enumerate(losses.tolist())
         if any(v == v for v in row)
     ]
     return "\n".join([header, *rows]) + "\n"
+
+
+def _header(modes: int) -> list[str]:
+    return ["step", *(f"mode_{m}" for m in range(modes))]
+
+
+def read_losses(run: str | PathLike[str]) -> tuple[list[int], Tensor]:
+    """The training losses in a run directory: the steps, from 0, and `[steps, M]`.
+
+    Of a fit that is not done, or whose modes are not fitted together, some are NaN.
+
+    >>> import tempfile
+    >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
+    >>> loader = [(torch.randn(16, 4), torch.randint(3, (16,))) for _ in range(3)]
+    >>> with tempfile.TemporaryDirectory() as run:
+    ...     result = abnn.fit(abnn.convert(net, modes=2), loader, epochs=1, run=run)
+    ...     steps, losses = read_losses(run)
+    >>> steps, bool((losses == result.losses).all())
+    ([0, 1, 2], True)
+    """
+    file = Path(run) / LOSSES
+    if not file.is_file():
+        raise ValueError(
+            f"{run} holds no {LOSSES}; give the run= directory of a fit, which has one from its "
+            "first checkpoint on."
+        )
+    try:
+        text = file.read_text()
+        if not text.endswith("\n"):
+            raise ValueError("it ends in the middle of a line")
+        header, *rows = csv.reader(text.splitlines(), strict=True)
+        if len(header) < 2 or header != _header(len(header) - 1):
+            raise ValueError("the first line names no modes")
+        if any(len(row) != len(header) for row in rows):
+            raise ValueError("a line is too short or too long")
+        steps = [int(row[0]) for row in rows]
+        if any(a >= b for a, b in zip([-1, *steps], steps, strict=False)):
+            raise ValueError("the steps are not in order")
+        values = [[float(v) if v else float("nan") for v in row[1:]] for row in rows]
+    except (ValueError, csv.Error) as error:
+        raise ValueError(f"{file} is damaged ({error}); the fit writes it anew.") from error
+    return steps, torch.tensor(values).view(len(steps), len(header) - 1)

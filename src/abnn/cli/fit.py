@@ -61,6 +61,9 @@ def command(
     checkpoint_seconds: Annotated[
         float, typer.Option(min=0, help="How often a checkpoint is written.")
     ] = 30.0,
+    snapshots: Annotated[
+        int, typer.Option(min=0, help="How many times the modes are kept on their way.")
+    ] = 0,
 ) -> None:
     """Make a trained network Bayesian: fit the modes of its norms to data.
 
@@ -94,6 +97,7 @@ def command(
             run=out,
             split=split,  # type: ignore[arg-type]
             checkpoint_seconds=checkpoint_seconds,
+            snapshots=snapshots,
         )
     except (ValueError, TypeError, FloatingPointError, PeerError) as error:
         raise CommandError(str(error)) from error
