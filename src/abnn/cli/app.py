@@ -7,12 +7,13 @@ from typing import Annotated
 import typer
 
 import abnn
-from abnn.cli import demo, fit, inspect
+from abnn.cli import demo, fit, inspect, report
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.command("demo")(demo.command)
 app.command("fit")(fit.command)
 app.command("inspect")(inspect.command)
+app.command("report")(report.command)
 
 
 def _version(asked: bool) -> None:

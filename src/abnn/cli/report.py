@@ -1,0 +1,57 @@
+"""`abnn report`: a page about the evaluations of one or more runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from abnn.cli import CommandError
+
+
+def command(
+    runs: Annotated[
+        list[Path],
+        typer.Argument(metavar="RUN...", help="Directories with evaluation/NAME/, or records."),
+    ],
+    out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="The page.")] = Path(
+        "report.html"
+    ),
+    figures: Annotated[
+        Path | None,
+        typer.Option(file_okay=False, help="A directory for the figures as SVG and PNG."),
+    ] = None,
+    title: Annotated[str | None, typer.Option(help="Of the page.")] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(help="The method all others are compared with; default: the network alone."),
+    ] = None,
+    replicates: Annotated[
+        int, typer.Option(min=1, help="Resampled sets behind every interval.")
+    ] = 1000,
+) -> None:
+    """Show what was evaluated on one page: is it better, when can it be trusted, what does it cost?
+
+    The page is a single file that opens from disk, without a network. Several runs are shown side
+    by side. What it reads is written by abnn.evaluate(..., record="RUN/evaluation/NAME").
+
+    Example: abnn report runs/convnext -o report.html --figures figures
+    """
+    from abnn.report import write_report
+
+    try:
+        page = write_report(
+            runs, out, figures=figures, title=title, reference=reference, replicates=replicates
+        )
+    except (ValueError, ImportError) as error:
+        raise CommandError(str(error)) from error
+    except OSError as error:
+        reason = f"{error.filename}: {error.strerror}" if error.strerror else str(error)
+        raise CommandError(reason.rstrip(".") + ".") from error
+    except KeyboardInterrupt:
+        typer.echo("\nStopped; nothing was written.", err=True)
+        raise typer.Exit(130) from None
+    typer.echo(f"Written to {page}.")
+    if figures is not None:
+        typer.echo(f"Figures are in {figures}.")
