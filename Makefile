@@ -21,6 +21,7 @@ bench: $(VENV)/.dev $(BENCH)/.bench
 	$(BENCH)/bin/python benchmarks/others.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/import_time.py
+	$(BIN)/python benchmarks/pixels.py
 	$(BIN)/python benchmarks/data_parallel.py
 	$(BIN)/python benchmarks/auto_sampling.py
 

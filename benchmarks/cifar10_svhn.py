@@ -7,6 +7,9 @@ Real data and a real checkpoint are read from ../shared (or --shared). The test 
 1,000 serve as validation data, for the temperature and for choosing the fit by NLL; the other 4,000
 are tested on. OOD data is never used to choose anything. Fits resume from the run directory and the
 logits of every member are kept there, so an interrupted benchmark goes on where it was.
+
+It ends with a report.html over all seeds. Corruptions and the number of draws are looked at with
+the first seed, on the first 500 test images alone.
 """
 
 from __future__ import annotations
@@ -16,8 +19,11 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import safetensors.torch
@@ -25,9 +31,11 @@ import torch
 from torch import Tensor, nn
 
 import abnn
-from abnn.artifact import write
 from abnn.baselines import Single, TemperatureScaling
+from abnn.evaluate import Predictor
+from abnn.files import write
 from abnn.progress import Progress
+from abnn.report import write_report
 from abnn.zoo import cifar_resnet, load_weights
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -41,6 +49,10 @@ CANDIDATES = [
     for lr in (0.02, 0.05)
 ]
 MODES, DRAWS = 4, 8
+CORRUPTIONS = ("gaussian_noise", "defocus_blur", "contrast", "jpeg")
+CLASSES = (
+    "airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck"
+)  # fmt: skip
 
 
 class Batches:
@@ -76,49 +88,84 @@ def main() -> None:
     ood = {name: loaders[name] for name in ("svhn", "textures")}
 
     rows: dict[str, list[dict[str, float]]] = {}
-    add(rows, "single", abnn.evaluate(Single(net), loaders["test"], ood))
     scaled = TemperatureScaling(net).fit(loaders["val"])
-    add(rows, "temperature", abnn.evaluate(scaled, loaders["test"], ood))
+    runs: dict[Path, int] = {}
 
     for name in args.recipes:
         recipe = PAPER if name == "paper" else choose(net, loaders, args)
         recipe, label = recipe.with_(steps=args.steps), f"ABNN, {name}"
         for seed in range(args.seeds):
             run = args.runs / f"{describe(recipe)}-{args.steps}-seed{seed}"
+            runs[run] = seed
             bnn = abnn.convert(net, modes=MODES, alpha=recipe.alpha or 0.0)
-            result = abnn.fit(bnn, loaders["train"], recipe, seed=seed, run=run, progress=True)
+            result = abnn.fit(
+                bnn, loaders["train"], recipe, seed=seed, run=run, snapshots=10, progress=True
+            )
             stored = member_logits(run / f"logits-{args.limit}.safetensors", bnn, loaders, seed)
             known = {dataset: stored[dataset] for dataset in ood}
-            scaled = TemperatureScaling(Members()).fit(stored["val"])
+            members_scaled = TemperatureScaling(Members()).fit(stored["val"])
+            plain: dict[str, Predictor] = {"single": Single(net), "temperature": scaled}
+            for method, predictor in plain.items():
+                evaluation = evaluated(predictor, loaders["test"], ood, run, method)
+                if method not in rows:  # it is the same beside every fit
+                    add(rows, method, evaluation)
             for suffix, predictor in (
                 ("", Members()),
-                (", temperature", scaled),
+                (", temperature", members_scaled),
                 (", one mode", Members(DRAWS)),
             ):
-                add(rows, f"{label}{suffix}", abnn.evaluate(predictor, stored["test"], known))
+                name = f"{label}{suffix}"
+                add(rows, name, evaluated(predictor, stored["test"], known, run, name))
+            if seed == 0:
+                look_closer(net, bnn, run, label, loaders)
             print(f"{label}, seed {seed}: fit {result.seconds:.0f} s\n\n{table(rows)}", flush=True)
+    page = write_report(list(runs), args.runs / "report.html", title="CIFAR-10, ResNet-20")
+    print(f"Report: {page}")
     if args.out:
         args.out.write_text(json.dumps(rows, indent=2) + "\n")
 
 
+def evaluated(
+    predictor: Predictor, loader: Iterable[Any], ood: Mapping[str, Any], run: Path, name: str
+) -> abnn.Evaluation:
+    """The figures of a method, whose record goes into the run."""
+    place = run / "evaluation" / name
+    record = abnn.Record(place, classes=CLASSES, mean=MEAN, std=STD)
+    return abnn.evaluate(predictor, loader, ood, record=record)
+
+
+def look_closer(
+    net: nn.Module, bnn: abnn.ABNN, run: Path, label: str, loaders: dict[str, Batches]
+) -> None:
+    """Corruptions, the number of draws and the way of the modes, for the report."""
+    some = [(x[:128], y[:128]) for x, y in islice(loaders["test"], 4)]
+    of_abnn = abnn.Recorded(run / "evaluation" / label)
+    corrupted = partial(
+        abnn.robustness, loader=some, corruptions=CORRUPTIONS, mean=MEAN, std=STD, progress=True
+    )
+    abnn.Recorded(run / "evaluation/single").add(corrupted(Single(net)))
+    of_abnn.add(corrupted(bnn, samples=2))
+    of_abnn.add(bnn.samples_curve(loaders["val"], max_samples=8, progress=True))
+    of_abnn.add(abnn.trajectory(bnn, run, some[:3], progress=True))
+
+
 class Members(nn.Module):
-    """The predictor of an ABNN whose members' logits, `[B, S, K]`, are known already."""
+    """The predictor of an ABNN whose members' logits, `[B, S, K]`, stand beside the images."""
 
     def __init__(self, first: int | None = None) -> None:
         super().__init__()
         self.first = first
+        self.modes = MODES if first is None else 1
 
-    def predict(self, logits: Tensor) -> abnn.Prediction:
-        return abnn.Prediction.from_logits(logits[:, : self.first].movedim(1, 0))
-
-    def forward(self, logits: Tensor) -> Tensor:
-        return self.predict(logits).log_probs
+    def predict(self, x: tuple[Tensor, Tensor], keep_members: bool = False) -> abnn.Prediction:
+        logits, _ = x
+        return abnn.Prediction.from_logits(logits[:, : self.first].movedim(1, 0), keep_members)
 
 
 def member_logits(
     file: Path, bnn: abnn.ABNN, loaders: dict[str, Batches], seed: int
-) -> dict[str, list[tuple[Tensor, Tensor]]]:
-    """For every dataset but the training one, one batch of all members' logits and labels."""
+) -> dict[str, list[tuple[Tensor, Tensor, Tensor]]]:
+    """For every dataset but the training one, all members' logits, the images and the labels."""
     names = [name for name in loaders if name != "train"]
     if not file.exists():
         draws = [abnn.Draw(seed, mode, index) for mode in range(MODES) for index in range(DRAWS)]
@@ -133,7 +180,15 @@ def member_logits(
                 bar.update(done, name)
         write(file, safetensors.torch.save(tensors))
     tensors = safetensors.torch.load_file(file)
-    return {name: [(tensors[name], loaders[name].y)] for name in names}
+    return {
+        name: list(
+            zip(
+                *(t.split(500) for t in (tensors[name], loaders[name].x, loaders[name].y)),
+                strict=True,
+            )
+        )
+        for name in names
+    }
 
 
 def choose(

@@ -135,7 +135,7 @@ def test_a_demo_that_is_stopped_says_how_to_go_on(tmp_path: Path) -> None:
     pipe = subprocess.PIPE
     with subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True) as process:
         assert process.stdout is not None
-        assert process.stdout.readline().startswith("1/4")
+        assert process.stdout.readline().startswith("1/5")
         process.send_signal(signal.SIGINT)
         _, errors = process.communicate()
     assert process.returncode == 130

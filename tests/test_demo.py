@@ -11,13 +11,26 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch.nn.utils import parameters_to_vector
 
 import abnn
-from abnn.demo import Batches, Data, Demo, Row, load_data, run_demo, train_network
+from abnn.demo import (
+    QUICK,
+    SEED,
+    Batches,
+    Data,
+    Demo,
+    Row,
+    load_data,
+    run_demo,
+    train_network,
+    train_others,
+)
 from abnn.demo_text import compare, table
-from abnn.evaluate import Evaluation
+from abnn.evaluation import Evaluation
 from abnn.metrics import Detection
+from abnn.report.gather import gather
 
 METHODS = ["single", "temperature", "ABNN", "ensemble"]
 
@@ -101,7 +114,7 @@ def test_another_seed_may_share_the_directory(demo: Demo, finished: Path) -> Non
 
 def test_an_interrupted_run_goes_on_to_the_same_numbers(demo: Demo, tmp_path: Path) -> None:
     def interrupt(line: str) -> None:
-        if line.startswith("3/4"):
+        if line.startswith("3/5"):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -111,6 +124,31 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(demo: Demo, tmp_path: Pa
     resumed = run_demo(tmp_path, quick=True, say=quiet)
     assert evaluations(resumed) == evaluations(demo)
     assert before.items() <= networks(tmp_path).items()
+
+
+def test_a_second_process_trains_the_same_networks(
+    demo: Demo, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("abnn.demo.FULL", QUICK)
+    train_others(str(tmp_path), str(SEED))
+    found = {file.name: load_file(file) for file in tmp_path.iterdir()}
+    assert sorted(found) == [f"network-{k}.safetensors" for k in (1, 2, 3)]
+    for file in out.glob("demo-runs/*/network-[123].safetensors"):
+        same = load_file(file)
+        assert all(torch.equal(tensor, same[name]) for name, tensor in found[file.name].items())
+
+
+def test_the_page_shows_all_methods_and_what_was_measured(demo: Demo, out: Path) -> None:
+    page = (out / "report.html").read_text()
+    for name in ("Network alone", "Temperature scaling", "ABNN", "Deep ensemble"):
+        assert name in page
+    data = gather([out / "abnn"], replicates=50)
+    assert all(method.robustness for method in data.methods)
+    bayesian = data.methods[2]
+    assert bayesian.fit
+    assert bayesian.samples_curve
+    assert bayesian.trajectory
+    assert bayesian.figures["nll"] == demo.rows["ABNN"].evaluation.nll
 
 
 def test_a_directory_with_other_files_is_left_alone(tmp_path: Path) -> None:

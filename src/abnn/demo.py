@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import product
 from os import PathLike
@@ -26,10 +28,12 @@ from torch.nn import functional as F
 
 import abnn
 from abnn import demo_text
-from abnn.artifact import write
 from abnn.baselines import DeepEnsemble, Single, TemperatureScaling
 from abnn.digests import digest
+from abnn.files import write
 from abnn.progress import Progress
+from abnn.report import write_report
+from abnn.rundir import LOSSES
 from abnn.zoo import load_weights
 from abnn.zoo.cifar_resnet import Block
 
@@ -37,7 +41,15 @@ Labelled = tuple[Tensor, Tensor]
 Method = Single | TemperatureScaling | abnn.ABNN | DeepEnsemble
 
 SEED = 10  # seeds 0 to 4 were looked at while this was made, and would flatter it
+TITLES = {
+    "single": "Network alone",
+    "temperature": "Temperature scaling",
+    "ensemble": "Deep ensemble",
+}
 MEMBERS = 4  # modes of the ABNN, and networks of the ensemble
+LOW, HIGH = -1.5, 2.5  # between which all pixels lie, with their noise
+MEAN, STD = -LOW / (HIGH - LOW), 1 / (HIGH - LOW)
+CORRUPTIONS, SEVERITIES = ("gaussian_noise", "contrast", "defocus_blur"), (1, 3, 5)
 NOISE = 0.25  # without it the digits are too easy for a method to be better than another
 MOVES = tuple(product(range(3), repeat=2))  # an image padded by a pixel has nine places
 
@@ -117,7 +129,8 @@ def run_demo(
     After an interruption the same call goes on where it was.
 
     Args:
-        out: a directory for `table.txt`, `results.json`, `network.safetensors` and `abnn/`.
+        out: a directory for `report.html`, `table.txt`, `results.json`, `network.safetensors` and
+            `abnn/`.
         seed: of the split and the noise of the data, of the networks, and of the fits.
         quick: only a few seconds of work, whose numbers mean little.
         say: told what is being done.
@@ -134,15 +147,19 @@ def run_demo(
     batches = Batches(*data.train)
     if any(run.iterdir()):
         say(f"Going on from {run}.")
-    with _one_thread():
-        say(f"1/4  Train a residual network on {size.train} noisy digits, 0 to 7.")
+    with ExitStack() as stack:
+        stack.enter_context(_one_thread())
+        second = None if quick else stack.enter_context(_second_process(run, seed))
+        say(f"1/5  Train a residual network on {size.train} noisy digits, 0 to 7.")
         net, _ = _trained(run, batches, size.epochs, seed, member=0)
         fits = len(size.lrs) * len(size.alphas)
-        say(f"2/4  Convert it to an ABNN of {MEMBERS} modes and fit them; settings to try: {fits}.")
-        bnn, candidates = _best_fit(run, net, batches, data.validation, seed, size)
-        say(f"3/4  Train {MEMBERS - 1} more networks, for an ensemble to compare with.")
+        say(f"2/5  Convert it to an ABNN of {MEMBERS} modes and fit them; settings to try: {fits}.")
+        bnn, candidates, fit = _best_fit(run, net, batches, data.validation, seed, size)
+        say(f"3/5  Train {MEMBERS - 1} more networks, for an ensemble to compare with.")
+        if second is not None:  # it began with the first line
+            second.wait()
         others = [_trained(run, batches, size.epochs, seed, k) for k in range(1, MEMBERS)]
-        say("4/4  Evaluate on test digits, unseen digits and photographs.")
+        say("4/5  Evaluate on test digits, corrupted ones, unseen digits and photographs.")
         started = time.perf_counter()
         scaled = TemperatureScaling(net).fit([data.validation])
         scaling = time.perf_counter() - started
@@ -151,11 +168,21 @@ def run_demo(
             "temperature": (scaled, scaling),
             "ABNN": (bnn, sum(candidate.seconds for candidate in candidates)),
             "ensemble": (
-                DeepEnsemble([net, *(other for other, _ in others)]),
+                DeepEnsemble(
+                    [net, *(other for other, _ in others)],
+                    fit_seconds=sum(seconds for _, seconds in others),
+                ),
                 sum(seconds for _, seconds in others),
             ),
         }
-        rows = _evaluated(methods, data)
+        bnn.save(folder / "abnn")
+        write(folder / "abnn" / LOSSES, (fit / LOSSES).read_bytes())
+        rows = _evaluated(methods, data, folder / "abnn" / "evaluation")
+        seen = abnn.Recorded(folder / "abnn/evaluation/ABNN")
+        seen.add(bnn.samples_curve([data.validation], max_samples=16, progress=False))
+        seen.add(abnn.trajectory(bnn, fit, data.validation, progress=False))
+        say("5/5  Write the report.")
+        write_report(folder / "abnn", folder / "report.html", title="Handwritten digits")
         parameters = sum(parameter.numel() for parameter in net.parameters())
         temperature = scaled.temperature.item()
         parts = (
@@ -167,7 +194,6 @@ def run_demo(
         )
     demo = Demo(rows, candidates, "\n\n".join(parts))
     write(folder / "network.safetensors", safetensors.torch.save(net.state_dict()))
-    bnn.save(folder / "abnn")
     write(folder / "results.json", _json(demo, seed, quick).encode())
     write(folder / "table.txt", f"{demo.text}\n".encode())
     return demo
@@ -288,22 +314,51 @@ def _trained(
     return net, seconds
 
 
+@contextmanager
+def _second_process(run: Path, seed: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Train the networks of the ensemble meanwhile; what is not done by then is done afterwards."""
+    code = "import sys; from abnn.demo import train_others; train_others(*sys.argv[1:])"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(run), str(seed)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,  # Ctrl-C is for the first
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def train_others(run: str, seed: str) -> None:
+    """Train the networks of the ensemble but the first, and leave them in the run directory."""
+    with _one_thread():
+        batches = Batches(*load_data(int(seed)).first(FULL).train)
+        for member in range(1, MEMBERS):
+            _trained(Path(run), batches, FULL.epochs, int(seed), member)
+
+
 def _best_fit(
     run: Path, net: nn.Module, batches: Batches, validation: Labelled, seed: int, size: Size
-) -> tuple[abnn.ABNN, list[Candidate]]:
-    """Fit with every learning rate and alpha; the ABNN of least validation NLL, and all fits."""
+) -> tuple[abnn.ABNN, list[Candidate], Path]:
+    """Fit with every learning rate and alpha: the ABNN of least validation NLL, all fits, and
+    the run directory of the best.
+    """
     settings = list(product(size.lrs, size.alphas))
-    fitted: list[abnn.ABNN] = []
+    fitted: list[tuple[abnn.ABNN, Path]] = []
     candidates: list[Candidate] = []
     with Progress(len(settings), "fit") as bar:
         for lr, alpha in settings:
             bnn = abnn.convert(net, modes=MEMBERS, alpha=alpha)
+            # The name tells the network apart too: a fit goes on with its own one only.
+            folder = run / f"fit-lr{lr:g}-alpha{alpha:g}-{digest(net.state_dict())[:8]}"
             result = abnn.fit(
                 bnn,
                 batches,
                 validation=[validation],
-                # The name tells the network apart too: a fit goes on with its own one only.
-                run=run / f"fit-lr{lr:g}-alpha{alpha:g}-{digest(net.state_dict())[:8]}",
+                run=folder,
+                snapshots=10,
                 progress=False,
                 checkpoint_seconds=1,
                 epochs=size.fit_epochs,
@@ -313,23 +368,32 @@ def _best_fit(
                 seed=seed,
             )
             assert result.whole is not None  # there was validation data
-            fitted.append(bnn)
+            fitted.append((bnn, folder))
             candidates.append(Candidate(lr, alpha, result.whole.nll, result.seconds))
             note = f"lr {lr:g}, alpha {alpha:g}: validation NLL {result.whole.nll:.3f}"
             bar.update(len(fitted), note)
     best = min(range(len(settings)), key=lambda index: candidates[index].nll)
-    return fitted[best], candidates
+    bnn, folder = fitted[best]
+    return bnn, candidates, folder
 
 
-def _evaluated(methods: dict[str, tuple[Method, float]], data: Data) -> dict[str, Row]:
-    """A row for every method, given with the seconds its training took."""
+def _evaluated(
+    methods: dict[str, tuple[Method, float]], data: Data, folder: Path
+) -> dict[str, Row]:
+    """A row for every method, given with the seconds its training took; its record in a folder."""
     rows: dict[str, Row] = {}
     x, y = data.test
     test = list(zip(x.split(100), y.split(100), strict=True))
     ood = {"unseen": data.unseen.split(100), "photos": data.photos.split(100)}
     with Progress(len(methods), "evaluate") as bar:
         for name, (method, seconds) in methods.items():
-            evaluation = abnn.evaluate(method, test, ood, progress=False)
+            classes = [f"a {digit}" for digit in range(8)]
+            record = abnn.Record(folder / name, TITLES.get(name, name), classes)
+            evaluation = abnn.evaluate(method, test, ood, record=record, progress=False)
+            corrupted = abnn.robustness(
+                method, test, CORRUPTIONS, SEVERITIES, mean=MEAN, std=STD, progress=False
+            )
+            abnn.Recorded(folder / name).add(corrupted)
             times = [_seconds(method, test) for _ in range(3)]
             milliseconds = 1000 * min(times) * 1000 / len(x)  # of a thousand images
             rows[name] = Row(evaluation, method.num_added_parameters, seconds, milliseconds)

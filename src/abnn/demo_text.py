@@ -203,8 +203,9 @@ Use it in Python:
 
 Written to {folder}:
 
+    report.html          all of it as a page; open it in a browser
     table.txt            this text
     results.json         all numbers
     network.safetensors  the network
-    abnn/                its modes
+    abnn/                its modes, and what the page shows
     demo-runs/           what another run goes on from; it can be deleted"""
