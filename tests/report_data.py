@@ -24,10 +24,9 @@ from abnn.report.data import (
     ReportData,
     Spread,
     Thresholds,
-    Verdict,
 )
 from abnn.robustness import Figures, Robustness
-from abnn.statistics import Examples, bootstrap, compare, figures_of
+from abnn.statistics import Comparison, Examples, bootstrap, compare, figures_of
 from abnn.trajectory import Trajectory
 
 CLASSES = ["plane", "car", "bird", "cat", "deer", "dog", "ship", "truck"]
@@ -319,12 +318,9 @@ def method_of(y: Any, m: Simulated, reference: Simulated, run: str = "") -> Meth
     zeros = np.zeros(N)
     inside = scores.get("epistemic", zeros)
     many = len(m.known) > 1
-    verdicts = {}
+    verdicts: dict[str, Comparison] = {}
     if m is not reference:
-        verdicts = {
-            k: Verdict(c.difference, c.low, c.high, c.p, c.verdict)
-            for k, c in compare(terms(y, reference), examples, replicates=600).items()
-        }
+        verdicts = compare(terms(y, reference), examples, replicates=600)
     dots = [
         Dots("right", confidence[right][:250].tolist(), inside[right][:250].tolist()),
         Dots("wrong", confidence[~right][:250].tolist(), inside[~right][:250].tolist()),

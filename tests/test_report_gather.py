@@ -131,7 +131,13 @@ def test_what_saw_other_examples_is_not_tested_against_the_reference(run: Path) 
     half = data.methods[-1]
     assert half.name == "half"
     assert not half.verdicts
-    assert "half: evaluated on other examples than plain" in data.notes[0]
+    assert "half was evaluated on other examples than plain (in-distribution)" in data.notes[0]
+
+
+def test_where_only_foreign_data_differ_the_rest_is_tested(run: Path) -> None:
+    abnn.evaluate(Single(net(2)), LOADER, {"far": [X[:9]]}, record=run / "evaluation/other")
+    other = gather([run], replicates=50).methods[-1]
+    assert list(other.verdicts) == ["accuracy", "nll", "brier", "ece", "aurc"]
 
 
 def test_runs_of_several_seeds_are_summed_up(run: Path, tmp_path: Path) -> None:

@@ -17,8 +17,9 @@ import pytest
 import report_data
 from abnn.evaluation import Cost
 from abnn.report import names, words
-from abnn.report.data import Curve, Method, ReportData, Verdict
+from abnn.report.data import Curve, Method, ReportData
 from abnn.report.page import render
+from abnn.statistics import Comparison
 from report_data import HOSTILE, full, hostile, minimal
 
 
@@ -201,7 +202,10 @@ def beside(*, better: str = "", worse: str = "", **more: Any) -> Method:
             if name in given.split():
                 verdict = word
                 figures[name] *= 1 + 0.05 * sign * (1 if names.better_is_more(name) else -1)
-        verdicts[name] = Verdict(figures[name] - FIGURES[name], 0.0, 0.0, 0.01, verdict)
+        before, after = FIGURES[name], figures[name]
+        verdicts[name] = Comparison(
+            name, before, after, after - before, low=0.0, high=0.0, p=0.01, verdict=verdict
+        )
     cost = Cost(100, 400, 10.0, 5.0, 5.0)
     mine = replace(
         ALONE, name="Mine", reference=False, figures=figures, verdicts=verdicts, cost=cost

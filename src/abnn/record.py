@@ -292,17 +292,34 @@ class Recorded:
         named = self.classes is not None and index < len(self.classes)
         return self.classes[index] if named and self.classes else str(index)
 
-    def examples(self, scores: Sequence[str] = ("msp",)) -> Examples:
-        """What `abnn.statistics` compares: the terms of every figure, example by example."""
+    def shared_with(self, other: Recorded) -> list[str]:
+        """The datasets of which both have seen the same examples, in the same order."""
+        own, theirs = (dict(zip(r.datasets, r.digests, strict=True)) for r in (self, other))
+        return [name for name, digest in own.items() if theirs.get(name) == digest]
+
+    def examples(
+        self, scores: Sequence[str] = ("msp",), ood: Sequence[str] | None = None
+    ) -> Examples:
+        """What `abnn.statistics` compares: the terms of every figure, example by example.
+
+        Args:
+            scores: the scores that detection figures are to be of.
+            ood: the OOD datasets; default: all.
+        """
         prediction = self.known.prediction()
         labels = torch.from_numpy(np.array(self.known["labels"]))
         terms = terms_of(prediction, labels, torch.ones_like(labels, dtype=torch.bool))
-        ood = {name: saved.prediction() for name, saved in self.ood.items()}
+        saved = {name: p for name, p in self.ood.items() if ood is None or name in ood}
+        foreign = {name: p.prediction() for name, p in saved.items()}
+        digests = dict(zip(self.datasets, self.digests, strict=True))
         return Examples(
             **terms,
             scores={name: SCORES[name](prediction) for name in scores},
-            ood={dataset: {name: SCORES[name](p) for name in scores} for dataset, p in ood.items()},
-            digest=" ".join(map(str, self.digests)),
+            ood={
+                dataset: {name: SCORES[name](p) for name in scores}
+                for dataset, p in foreign.items()
+            },
+            digest=" ".join(str(digests[name]) for name in (self.datasets[0], *saved)),
         )
 
 

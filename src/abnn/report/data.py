@@ -11,25 +11,8 @@ from dataclasses import dataclass, field
 from abnn.curve import SamplesCurve
 from abnn.evaluation import Cost
 from abnn.robustness import Robustness
+from abnn.statistics import Comparison
 from abnn.trajectory import Trajectory
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """A figure of a method beside that of the reference, on the same examples.
-
-    Args:
-        difference: the method's minus the reference's.
-        low, high: confidence interval of the difference.
-        p: two-sided, corrected for the number of figures compared.
-        verdict: "better", "worse" or "no difference shown".
-    """
-
-    difference: float
-    low: float
-    high: float
-    p: float
-    verdict: str
 
 
 @dataclass(frozen=True)
@@ -156,7 +139,7 @@ class Method:
     reference: bool
     figures: dict[str, float]
     intervals: dict[str, tuple[float, float]]
-    verdicts: dict[str, Verdict]
+    verdicts: dict[str, Comparison]
     cost: Cost
     reliability: list[tuple[float, float, int]]
     thresholds: dict[str, Thresholds]

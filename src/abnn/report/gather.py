@@ -26,7 +26,7 @@ from abnn.prediction import Prediction
 from abnn.progress import Progress
 from abnn.record import ADDED, RECORD, Recorded
 from abnn.report import curves
-from abnn.report.data import Example, Fit, Gallery, Method, ReportData, Spread, Verdict
+from abnn.report.data import Example, Fit, Gallery, Method, ReportData, Spread
 from abnn.robustness import Robustness
 from abnn.rundir import LOSSES, read_losses
 from abnn.scores import SCORES
@@ -84,19 +84,13 @@ def gather(
     fitted = {source.run: source for source in reversed(ordered) if source.recorded.modes}
     methods = []
     with Progress(len(ordered), "report", progress) as bar:
-        compared = _figures_of(first.recorded)
-        base = first.recorded.examples()
         for source in ordered:
-            examples = base if source is first else source.recorded.examples()
-            names = [name for name in compared if name in _figures_of(source.recorded)]
-            intervals = bootstrap(examples, figures=names, replicates=replicates)
-            verdicts = {}
-            if source is not first and source.recorded.digests == first.recorded.digests:
-                found = compare(base, examples, names, replicates=max(2000, replicates))
-                verdicts = {
-                    name: Verdict(row.difference, row.low, row.high, row.p, row.verdict)
-                    for name, row in found.items()
-                }
+            own, verdicts = source.recorded, dict[str, Comparison]()
+            intervals = bootstrap(own.examples(), replicates=replicates)
+            shared = own.shared_with(first.recorded)
+            if source is not first and own.datasets[0] in shared:
+                a, b = (record.examples(ood=shared) for record in (first.recorded, own))
+                verdicts = compare(a, b, replicates=max(2000, replicates))
             methods.append(
                 _method(
                     source,
@@ -180,18 +174,14 @@ def _notes(first: Source, sources: list[Source]) -> list[str]:
             "Of every input only some pixels (or tokens) were kept, at random. Those of one input "
             "are not independent, so the intervals are too narrow."
         )
-    others = [s.recorded.name for s in sources if s.recorded.digests != first.recorded.digests]
-    if others:
-        notes.append(
-            f"{', '.join(others)}: evaluated on other examples than {first.recorded.name}, so not "
-            "tested against it."
-        )
+    for source in sources:
+        shared = source.recorded.shared_with(first.recorded)
+        if odd := [name for name in source.recorded.datasets if name not in shared]:
+            notes.append(
+                f"{source.recorded.name} was evaluated on other examples than "
+                f"{first.recorded.name} ({', '.join(odd)}), so it is not tested against it there."
+            )
     return notes
-
-
-def _figures_of(recorded: Recorded) -> list[str]:
-    detection = [f"ood/{name}/msp/{f}" for name in recorded.ood for f in ("auroc", "fpr95")]
-    return ["accuracy", "nll", "brier", "ece", "aurc", *detection]
 
 
 # One method
@@ -203,7 +193,7 @@ def _method(
     reference: bool,
     with_fit: bool,
     intervals: dict[str, tuple[float, float]],
-    verdicts: dict[str, Verdict],
+    verdicts: dict[str, Comparison],
 ) -> Method:
     recorded = source.recorded
     known = recorded.known.prediction()

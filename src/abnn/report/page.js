@@ -196,6 +196,7 @@
     const everything = last(right) + last(wrong), rest = kept(right, k) + kept(wrong, k);
     for (const svg of all("svg[data-axes]")) {
       svg.querySelector(".marker")?.remove();
+      if (state.score !== "msp") continue; // the curves are those of the confidence
       const { link } = svg.dataset, foreign = found.ood[link.slice("roc/".length)];
       if (link === "risk" && rest) mark(svg, [rest / everything, kept(wrong, k) / rest]);
       if (link.startsWith("roc/") && foreign)
