@@ -99,6 +99,34 @@ def test_entropy_is_split_into_aleatoric_and_epistemic_scores() -> None:
     assert entropies["epistemic"] == pytest.approx([math.log(2), 0])
 
 
+def test_data_the_wrong_way_round_have_the_mirrored_auroc() -> None:
+    (x, y), (o, p) = labelled(0), labelled(1)
+    right = evaluate(IDENTITY, [(x, y)], {"far": [o / 9]}).ood["far"]
+    wrong = evaluate(IDENTITY, [(o / 9, p)], {"far": [x]}).ood["far"]
+    for name, found in right.items():
+        assert found.auroc + wrong[name].auroc == pytest.approx(100)
+    assert right["msp"].auroc > 90
+
+
+def test_equal_predictions_have_the_values_of_chance() -> None:
+    flat, y = torch.zeros(40, 5), torch.arange(40) % 5
+    result = evaluate(IDENTITY, [(flat, y)], {"far": [flat]})
+    assert (result.accuracy, result.ece) == pytest.approx((20, 0), abs=1e-5)
+    assert result.ood["far"]["msp"] == Detection(50, 50, 100, 50, 100)
+    assert result.selective is not None
+    assert (result.selective.aurc, result.selective.augrc) == pytest.approx((0.8, 0.4))
+
+
+def test_labels_of_a_single_class_are_scored_like_any() -> None:
+    logits, y = torch.eye(5)[torch.arange(40) % 5], torch.full((40,), 2)
+    result = evaluate(IDENTITY, [(logits, y)])
+    assert result.accuracy == pytest.approx(20)
+    assert result.classwise_ece is not None
+    assert 0 < result.classwise_ece < 100
+    with pytest.raises(ValueError, match="The logits have 1 class"):
+        evaluate(IDENTITY, [(logits[:, :1], y * 0)])
+
+
 def test_several_datasets_are_told_apart() -> None:
     (x, y), (o, _) = labelled(0), labelled(1)
     result = evaluate(IDENTITY, [(x, y)], {"same": [x], "flat": [0 * o]})

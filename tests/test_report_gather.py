@@ -14,9 +14,10 @@ from PIL import Image
 from torch import Tensor, nn
 
 import abnn
-from abnn.baselines import DeepEnsemble, Single
+from abnn.baselines import Conformal, DeepEnsemble, Single
 from abnn.record import Record, Recorded
 from abnn.report.gather import gather
+from abnn.report.page import render
 
 X = torch.rand(80, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 FAR = {"far": [torch.rand(30, 3, 8, 8, generator=torch.Generator().manual_seed(1)) / 9]}
@@ -115,6 +116,18 @@ def test_the_samples_curve_is_shown_where_it_was_measured(run: Path) -> None:
     curve = bnn.samples_curve(LOADER, max_samples=2)
     Recorded(run / "evaluation/ABNN").add(curve)
     assert [m.samples_curve for m in gather([run], replicates=50).methods] == [None, curve, None]
+
+
+def test_the_page_tells_what_prediction_sets_hold(run: Path) -> None:
+    sets = Conformal(Single(net().eval()), 0.8).fit(LOADER)
+    evaluated(run, "sets", sets)
+    data = gather([run], replicates=50)
+    found = Recorded(run / "evaluation/sets").evaluation.sets
+    assert found is not None
+    assert data.methods[-1].figures["sets/size"] == found.size
+    page = render(data)
+    assert "Prediction sets" in page
+    assert f">{found.coverage:.1f}<" in page
 
 
 def test_a_reference_can_be_named(run: Path) -> None:

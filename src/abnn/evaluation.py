@@ -141,6 +141,8 @@ class Evaluation:
             found |= {name: getattr(self.selective, name) for name in ("aurc", "augrc")}
             found |= {f"at_coverage/{c:g}/accuracy": v for c, v in self.selective.accuracy.items()}
             found |= {f"at_risk/{r:g}/coverage": v for r, v in self.selective.coverage.items()}
+        if self.sets:
+            found |= {"sets/coverage": self.sets.coverage, "sets/size": self.sets.size}
         for dataset, scores in self.ood.items():
             for score, detection in scores.items():
                 found |= {f"ood/{dataset}/{score}/{k}": v for k, v in asdict(detection).items()}

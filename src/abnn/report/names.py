@@ -34,14 +34,16 @@ _NAMES = {
     "brier": "Brier score",
     "ece": "ECE",
     "aurc": "AURC",
+    "coverage": "Coverage",
+    "size": "Classes",
     "auroc": "AUROC",
     "aupr": "AUPR",
     "fpr95": "FPR95",
     "aupr_in": "AUPR (in)",
     "fpr95_in": "FPR95 (in)",
 }
-_PERCENT = {"accuracy", "ece", "auroc", "aupr", "fpr95", "aupr_in", "fpr95_in"}
-_DIGITS = {"nll": 3, "brier": 3, "aurc": 4}
+_PERCENT = {"accuracy", "coverage", "ece", "auroc", "aupr", "fpr95", "aupr_in", "fpr95_in"}
+_DIGITS = {"nll": 3, "brier": 3, "aurc": 4, "size": 2}
 
 
 def label(method: Method) -> str:

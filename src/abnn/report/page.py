@@ -132,6 +132,8 @@ def columns(data: ReportData) -> list[tuple[str, list[tuple[str, str]]]]:
             if (figure := f"ood/{name}/msp/{kind}") in given
         ]
         groups.append((name, found))
+    sets = [n for n in ("sets/coverage", "sets/size") if n in given]
+    groups.append(("Prediction sets", [(n, names.figure_name(n)) for n in sets]))
     prices = [
         (kind, head)
         for kind, head in (
@@ -165,7 +167,9 @@ def _figure(method: Method, name: str, data: ReportData) -> Cell:
     low, high = method.intervals.get(name, (math.nan, math.nan))
     small = "" if math.isnan(low) else f"{_bare(name, low)}–{_bare(name, high)}"
     values = [m.figures[name] for m in data.methods if name in m.figures]
-    best = len(values) > 1 and value == (max if names.better_is_more(name) else min)(values)
+    # Sets of another coverage are other sets, not better or worse ones.
+    rivals = len(values) > 1 and not name.startswith("sets/")
+    best = rivals and value == (max if names.better_is_more(name) else min)(values)
     verdict = method.verdicts.get(name)
     base = words.reference(data)
     if verdict is None or base is None:

@@ -19,6 +19,7 @@ HIGHER_IS_BETTER = {
     "aurc": False,
     "augrc": False,
     "coverage": True,
+    "size": False,
     "auroc": True,
     "aupr": True,
     "fpr95": False,
