@@ -73,13 +73,12 @@ def measure(name: str, batch: int, rounds: int) -> list[str]:
     say(f"{name}, batch {batch}: {rounds} rounds")
     seconds = interleaved(variants, rounds)
     plan = bnn.plan(x, samples)
-    how = "in weights" if plan.weights else "folded"
     say(f"{name}, batch {batch}: {ratio(seconds, 'abnn', 'plain'):.2f} of the plain form")
     return [
         name,
         str(batch),
         str(draws),
-        f"{plan.draws} x {plan.examples} {how} (plain {best})",
+        f"{plan.draws} x {plan.examples} (plain {best})",
         milliseconds(seconds, "plain"),
         milliseconds(seconds, "abnn"),
         f"{ratio(seconds, 'abnn', 'plain'):.2f}",

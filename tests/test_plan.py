@@ -117,9 +117,7 @@ PLANS = [
     Plan(draws=8, examples=1),
     Plan(channels_last=False),
     Plan(trunk=False),
-    Plan(weights=True),
-    Plan(weights=False),
-    Plan(weights=True, channels_last=False, examples=2),
+    Plan(channels_last=False, examples=2),
 ]
 
 
@@ -136,10 +134,9 @@ def test_every_plan_gives_the_same_members(name: str, plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("stats", ["per_mode", "frozen"])
-@pytest.mark.parametrize("weights", [True, False])
-def test_draws_together_are_those_of_the_plain_networks(weights: bool, stats: Any) -> None:
+def test_draws_together_are_those_of_the_plain_networks(stats: Any) -> None:
     bnn = jittered(cnn(), modes=2, stats=stats)
-    members = bnn.predict(X, 2, keep_members=True, plan=Plan(weights=weights)).members
+    members = bnn.predict(X, 2, keep_members=True).members
     assert members is not None
     plain = [bnn.draw(mode, 0, index) for mode in range(2) for index in range(2)]
     with torch.no_grad():
@@ -156,9 +153,6 @@ def test_what_a_plan_does_is_what_it_says() -> None:
     rows.clear()
     bnn.predict(X, 4, plan=Plan(draws=4, trunk=False, examples=5))
     assert rows == [(20, 20)] * 2
-    rows.clear()
-    bnn.predict(X, 4, plan=Plan(weights=True, examples=5))
-    assert rows == [(5, 5)] * 8
 
 
 def test_the_trunk_runs_once_and_the_network_is_left_as_it_was() -> None:
@@ -182,7 +176,7 @@ def test_a_trunk_that_meets_its_branches_again_is_watched() -> None:
     bnn = jittered(PreActivation(), modes=2)
     bnn.predict(X, plan=Plan(examples=5))
     bnn.backbone.stem.register_forward_hook(lambda *args: rows.append(len(args[2])))  # type: ignore[union-attr]
-    bnn.predict(X, plan=Plan(examples=5, weights=False))
+    bnn.predict(X, plan=Plan(examples=5))
     assert rows == [5]
 
 
@@ -264,7 +258,6 @@ def test_the_last_norms_alone_can_be_bayesian() -> None:
         ({"draws": 0}, "draws=0"),
         ({"examples": 1.5}, "examples=1.5"),
         ({"trunk": "yes"}, "trunk='yes' must be True"),
-        ({"weights": True, "draws": 4}, "one by one, and not 4"),
     ],
 )
 def test_impossible_plans_are_refused(arguments: dict[str, Any], message: str) -> None:

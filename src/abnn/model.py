@@ -205,7 +205,7 @@ class ABNN(nn.Module):
 
         >>> net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.ReLU(), nn.Linear(8, 3))
         >>> abnn.convert(net, modes=2).plan(torch.randn(5, 4), samples=4)
-        Plan(draws=8, examples=5, channels_last=False, trunk=True, weights=False)
+        Plan(draws=8, examples=5, channels_last=False, trunk=True)
         """
         samples = whole_number("samples", samples, least=1)
         with torch.no_grad(), self._evaluating():

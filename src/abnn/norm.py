@@ -68,7 +68,6 @@ class Active:
         mean, var: running statistics of every draw's mode, or None where modes have none.
         scale, shift: the whole layer as one map, for a layer that is one with these draws.
         overwrite: whether the layer's input is of no use to anybody else.
-        done: whether the map is already part of the weights of the layer before.
         trunk: what is the same for all samples, if that runs once.
         called: where a layer that runs leaves its index, if somebody wants to know.
     """
@@ -84,7 +83,6 @@ class Active:
     scale: Tensor | None = None
     shift: Tensor | None = None
     overwrite: bool = False
-    done: bool = False
     trunk: Trunk | None = None
     called: set[int] | None = None
     _views: dict[int, tuple[Tensor, Tensor | None]] = field(default_factory=dict)
@@ -189,8 +187,6 @@ class BayesNorm(nn.Module):
         active, form = bank.active, bank.form
         assert active is not None
         S = len(active.draws)
-        if active.done:
-            return self._tail(x)
         if S == 1:  # the network that runs this draw has loaded it into the layer
             return self._original(x, *args, **kwargs)
         trunk = active.trunk
@@ -403,7 +399,7 @@ def activated(layers: Sequence[BayesNorm], actives: Sequence[Active]) -> Iterato
         stack.callback(_deactivate, layers)
         for layer, active in zip(layers, actives, strict=True):
             _set_active(layer, active)
-            if len(active.draws) == 1 and not active.done:
+            if len(active.draws) == 1:
                 stack.enter_context(layer.loaded(0))
         yield
 

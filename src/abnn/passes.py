@@ -1,7 +1,7 @@
 """One pass of a network over some of its draws, in each of the ways in which that can be done.
 
-A draw alone is loaded into the layers, or made part of the weights before them; several are folded
-into one batch. All must give the same numbers.
+A draw alone is loaded into the layers; several are folded into one batch. All must give the same
+numbers.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from abnn.folding import channels_last, clone, first_tensor, no_fused_encoder, r
 from abnn.layout import ChannelsLast
 from abnn.norm import Active, BayesNorm, Noise, NotFoldable, activated
 from abnn.outputs import Inputs, Output, call, logits_of
-from abnn.surgery import swapped
 from abnn.survey import Survey, has_hooks
 from abnn.trunk import Trunk, WatchedTrunk
 from abnn.weights import Weights
@@ -35,7 +34,6 @@ class Folding:
         overwrite: the Bayesian layers that may overwrite their input.
         trunk: the Bayesian layers at which the trunk ends, if it runs once.
         watched: whether the trunk meets the branches again.
-        in_weights: whether batch norms can be made part of the weights before them.
     """
 
     survey: Survey
@@ -43,7 +41,6 @@ class Folding:
     overwrite: frozenset[int] = frozenset()
     trunk: frozenset[int] | None = None
     watched: bool = False
-    in_weights: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,28 +121,6 @@ class Network:
                     raise NotFoldable
                 yield logits.unflatten(0, (S, -1))
 
-    def in_weights(
-        self, batches: Sequence[Inputs], weights: Weights, part: range, folding: Folding
-    ) -> Generator[Tensor, None, None]:
-        """One pass a batch over a single draw, whose norms are part of the weights before them."""
-        layers, makers = list(self.layers.values()), folding.survey.makers
-        actives = weights.of(part, first_tensor(batches[0]).shape[0])
-        with ExitStack() as stack:
-            if folding.channels_last:
-                stack.enter_context(self.channels_last.weights(self.backbone))
-            for layer, active in zip(layers, actives, strict=True):
-                active.trunk, active.done = None, layer.bank.index in makers
-                if active.done:
-                    values = scaled(makers[layer.bank.index], active.scale, active.shift)
-                    stack.enter_context(swapped(makers[layer.bank.index], values))
-            stack.callback(_undo, actives)
-            stack.enter_context(activated(layers, actives))
-            for inputs in batches:
-                inputs = clone(inputs) if folding.survey.writes_input else inputs
-                inputs = channels_last(inputs) if folding.channels_last else inputs
-                result = call(self.backbone, inputs)
-                yield logits_of(result, self.output, self.class_dim)[None]
-
     def watched(self, inputs: Inputs, actives: Sequence[Active]) -> Any:
         """The network's output, its trunk run once and watched."""
         trunk = WatchedTrunk(len(first_tensor(inputs)), len(actives[0].draws))
@@ -153,25 +128,3 @@ class Network:
             active.trunk = trunk
         with trunk:
             return call(self.backbone, trunk.plant(inputs))
-
-
-def scaled(module: nn.Module, scale: Tensor | None, shift: Tensor | None) -> dict[str, Tensor]:
-    """The weights of a convolution or linear layer after which a scale and a shift are the same.
-
-    >>> linear = nn.Linear(1, 1)
-    >>> values = scaled(linear, torch.tensor([[2.0]]), torch.tensor([[1.0]]))
-    >>> bool(values["bias"] == 2 * linear.bias + 1)
-    True
-    """
-    assert scale is not None
-    assert shift is not None
-    weight: Any = module._parameters["weight"]
-    bias, factor = module._parameters["bias"], scale[0].to(weight.dtype)
-    moved = shift[0] if bias is None else torch.addcmul(shift[0], bias.to(shift), scale[0])
-    view = factor.view(-1, *[1] * (weight.ndim - 1))
-    return {"weight": weight * view, "bias": moved.to(weight.dtype)}
-
-
-def _undo(actives: Sequence[Active]) -> None:
-    for active in actives:
-        active.done = False

@@ -35,14 +35,11 @@ class Plan:
         channels_last: whether images are laid out channels last, with copies of the weights of
             the convolutions in that order.
         trunk: whether what stands before the first Bayesian layer runs once for all draws.
-        weights: whether batch norms become part of the weights of the convolutions before them;
-            draws run one by one then, each as the fastest plain network. Never chosen: folded draws
-            are as fast.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     >>> bnn, x = abnn.convert(net), torch.zeros(16, 4)
     >>> bnn.plan(x, samples=8)
-    Plan(draws=32, examples=16, channels_last=False, trunk=True, weights=False)
+    Plan(draws=32, examples=16, channels_last=False, trunk=True)
     >>> bnn.predict(x, plan=Plan(draws=1)).samples_used
     32
     """
@@ -51,21 +48,15 @@ class Plan:
     examples: int | None = None
     channels_last: bool | None = None
     trunk: bool | None = None
-    weights: bool | None = None
 
     def __post_init__(self) -> None:
         for name in ("draws", "examples"):
             value = getattr(self, name)
             if value is not None:
                 object.__setattr__(self, name, whole_number(name, value, least=1))
-        for name in ("channels_last", "trunk", "weights"):
+        for name in ("channels_last", "trunk"):
             if getattr(self, name) not in (None, True, False):
                 raise ValueError(f"{name}={getattr(self, name)!r} must be True, False or None.")
-        if self.weights and self.draws not in (None, 1):
-            raise ValueError(
-                f"Plan(weights=True) runs draws one by one, and not {self.draws} together; leave "
-                "out one of them."
-            )
 
 
 def rows_of(seen: Survey, x: Tensor, cached: bool = True) -> int:

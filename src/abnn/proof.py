@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
-from torch import Tensor
 
 from abnn.draws import Draw
 from abnn.folding import agree, any_half, clone, first_tensor, head, no_fused_encoder
@@ -81,25 +80,7 @@ def _right_folding(net: Network, inputs: Inputs) -> tuple[Folding | None, bool]:
     if trunk is not None and not seen.writes_input:
         shared = replace(folding, trunk=trunk, watched=watched)
         folding = shared if is_right(shared) else folding
-    inside = _fits_in_weights(net, inputs, weights, folding, one_by_one, half)
-    return replace(folding, in_weights=inside), True
-
-
-def _fits_in_weights(
-    net: Network, inputs: Inputs, weights: Weights, folding: Folding, expected: Tensor, half: bool
-) -> bool:
-    """Whether batch norms that are made part of weights give what they should."""
-    if not folding.survey.makers:
-        return False
-    try:
-        members = [
-            logits
-            for s in range(len(expected))
-            for logits in net.in_weights([clone(inputs)], weights, range(s, s + 1), folding)
-        ]
-    except Exception:  # whatever a module does with other weights
-        return False
-    return agree(torch.cat(members), expected, half)
+    return folding, True
 
 
 def _trunk(net: Network, inputs: Inputs, weights: Weights) -> tuple[frozenset[int] | None, bool]:

@@ -112,7 +112,6 @@ class Sampler:
         _check_examples(inputs)
         with _RUNNING:
             folding = self._folding(inputs) if len(draws) > 1 else None
-            folding = folding and replace(folding, in_weights=False)
             part = range(len(draws))
             (logits,) = self._passes([inputs], self.net.weights(draws), part, folding)
             return logits
@@ -144,7 +143,6 @@ class Sampler:
             if len(draws) == 1 and folding is not None and folding.channels_last:
                 inputs = channels_last(inputs)
                 stack.enter_context(self.net.channels_last.weights(self.net.backbone))
-            folding = folding and replace(folding, in_weights=False)
             part = range(len(draws))
             (logits,) = self._passes([inputs], self.net.weights(draws), part, folding)
             return logits
@@ -172,9 +170,6 @@ class Sampler:
                 "noise='example' needs norms that see the batch as their leading dimension, "
                 "which this network's do not; use noise='channel'."
             )
-        if folding is not None and folding.in_weights:
-            yield from self.net.in_weights(batches, weights, part, folding)
-            return
         done = 0
         if len(part) > 1 and folding is not None:
             try:
@@ -193,7 +188,7 @@ class Sampler:
         x = first_tensor(inputs)
         B = len(x)
         if folding is None:
-            return Plan(1, B, False, False, False)
+            return Plan(1, B, False, False)
         # The noise of an example is a matter of its place in the batch, but for channel noise.
         apart = self.net.noise == "channel"
         if plan.examples is not None and plan.examples < B and not apart:
@@ -202,12 +197,6 @@ class Sampler:
                 f"{self.net.noise!r} an example's noise depends on its place in it; leave it out."
             )
         rows = rows_of(folding.survey, x)
-        can = folding.in_weights and apart
-        plan = plan if can else replace(plan, weights=False)
-        if can and plan.weights:
-            examples = plan.examples or min(B, rows)
-            last = folding.channels_last and plan.channels_last is not False
-            return Plan(1, examples, last, False, True)
         if plan.draws is None:
             share = rows // (plan.examples or (1 if apart else B))
             plan = replace(plan, draws=max(1, min(draws, share)))
@@ -217,7 +206,7 @@ class Sampler:
         alone = plan.draws == 1
         chosen = not alone and folding.channels_last and plan.channels_last is not False
         shared = not alone and folding.trunk is not None and plan.trunk is not False
-        return replace(plan, channels_last=chosen, trunk=shared, weights=False)
+        return replace(plan, channels_last=chosen, trunk=shared)
 
     # Whether, and how, draws can share a pass
 
@@ -260,7 +249,7 @@ def _restricted(folding: Folding, plan: Plan) -> Folding:
         folding = replace(folding, channels_last=False)
     if not plan.trunk:
         folding = replace(folding, trunk=None, watched=False)
-    return replace(folding, in_weights=bool(plan.weights))
+    return folding
 
 
 def _check_examples(inputs: Inputs) -> None:

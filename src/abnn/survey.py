@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -27,8 +26,6 @@ class Survey:
     Args:
         owned: the Bayesian layers, by index, that are handed what a convolution or linear layer
             has just made, and no hook has seen.
-        makers: the convolution or linear layer that makes the input of a batch norm by index, where
-            the norm could be folded into its weights.
         row_bytes: memory of the largest input of a Bayesian layer, for one example.
         row_elements: numbers in all inputs of Bayesian layers, for one example.
         weights: numbers in all parameters of the network.
@@ -36,7 +33,6 @@ class Survey:
     """
 
     owned: frozenset[int] = frozenset()
-    makers: Mapping[int, nn.Module] = field(default_factory=dict, repr=False, hash=False)
     row_bytes: int = 1
     row_elements: int = 1
     weights: int = 0
@@ -53,21 +49,17 @@ def survey(net: nn.Module, layers: Mapping[str, BayesNorm], inputs: Inputs) -> S
     """
     B = first_tensor(inputs).shape[0]
     # The tensors are kept alive, for an identity can be used again.
-    made: dict[int, tuple[Tensor, nn.Module]] = {}
+    made: dict[int, Tensor] = {}
     seen: list[tuple[int, bool, Tensor]] = []
-    makers: dict[int, nn.Module] = {}
 
     def maker(module: nn.Module, args: Any, out: Any) -> None:
         if isinstance(out, Tensor):
-            made[id(out)] = out, module
+            made[id(out)] = out
 
     def norm(layer: nn.Module, args: Any) -> None:
         assert isinstance(layer, BayesNorm)
         if args and isinstance(args[0], Tensor):
-            fresh = id(args[0]) in made
-            seen.append((layer.bank.index, fresh, args[0]))
-            if fresh and layer.bank.form.affine:
-                makers[layer.bank.index] = made[id(args[0])][1]
+            seen.append((layer.bank.index, id(args[0]) in made, args[0]))
 
     hooked = {layer.bank.index for layer in layers.values() if has_hooks(layer)}
     leaves = [leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, Tensor)]
@@ -81,28 +73,14 @@ def survey(net: nn.Module, layers: Mapping[str, BayesNorm], inputs: Inputs) -> S
         call(net, inputs)
     owned = {index for index, _, _ in seen}
     owned -= {index for index, fresh, _ in seen if not fresh} | hooked
-    calls = Counter(module for _, module in made.values())
-    times = Counter(index for index, _, _ in seen)
-    makers = {
-        index: module
-        for index, module in makers.items()
-        if index in owned and times[index] == calls[module] == 1 and _scales(module)
-    }
     sizes = [(x.numel() // B * x.element_size(), x.numel() // B) for _, _, x in seen]
     return Survey(
         owned=frozenset(owned),
-        makers=makers,
         row_bytes=max((size for size, _ in sizes), default=1) or 1,
         row_elements=sum(elements for _, elements in sizes) or 1,
         weights=sum(p.numel() for name, p in net.named_parameters() if ".bank." not in f".{name}"),
         writes_input=before != [_version(leaf) for leaf in leaves],
     )
-
-
-def _scales(module: nn.Module) -> bool:
-    """Whether to scale a module's weights along their first dimension scales its output."""
-    transposed = isinstance(module, nn.modules.conv._ConvTransposeNd)
-    return not transposed and type(module._parameters.get("weight")) is nn.Parameter
 
 
 def has_hooks(module: nn.Module) -> bool:
