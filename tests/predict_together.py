@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import resource
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import chdir, redirect_stderr
 from dataclasses import astuple
@@ -76,9 +77,41 @@ def evaluated() -> Kept:
     result = abnn.evaluate(
         model(), DataLoader(ROWS, 5), ood={"noise": iter((3 * X).split(4))}, samples=2
     )
-    figures = [result.n, result.accuracy, result.nll, result.brier, result.ece]
-    scores = [astuple(detection) for detection in result.ood["noise"].values()]
-    return {"figures": torch.tensor(figures).double(), "scores": torch.tensor(scores).double()}
+    figures = [result.n, *result.figures().values()]
+    diversity = [*astuple(result.diversity), *astuple(result.ood_diversity["noise"])[:2]]  # type: ignore[arg-type]
+    diversity = [value for value in diversity if value is not None]
+    return {
+        "figures": torch.tensor(figures, dtype=torch.float64),
+        "diversity": torch.tensor(diversity, dtype=torch.float64),
+    }
+
+
+def recorded() -> Kept:
+    """What process 0 has written, on its own disk."""
+    with tempfile.TemporaryDirectory() as folder, world().joined() as team:
+        ood = {"noise": iter((3 * X).split(4))}
+        place = f"{folder}/record"
+        abnn.evaluate(model(), DataLoader(ROWS, 5), ood, record=place, samples=2)
+        found: Kept | None = None
+        if team.rank == 0:
+            record = abnn.Recorded(place)
+            known, noise = (p["probs"] for p in (record.known, record.ood["noise"]))
+            striking = [one for number in (0, 1) for one in record.striking(number)]
+            members = [one.members for one in striking if one.members is not None]
+            found = {
+                "known": torch.from_numpy(known.copy()),
+                "noise": torch.from_numpy(noise.copy()),
+                "labels": torch.from_numpy(record.known["labels"].copy()),
+                "striking": torch.tensor([one.index for one in striking]),
+                "members": torch.stack(members),
+                "digests": torch.tensor(record.digests),
+                "disagreement": torch.tensor(record.disagreement),
+            }
+        else:
+            assert os.listdir(folder) == []
+        first = team.gather(found)[0]
+        assert first is not None
+        return first
 
 
 def corrupted() -> Kept:
@@ -122,6 +155,7 @@ PREDICTIONS: dict[str, Callable[[], Kept]] = {
     "another predictor": over(lambda: DataLoader(ROWS, 5), lambda: Single(mlp())),
     "weights in parts": over(lambda: DataLoader(ROWS, 5, shuffle=True), in_parts),
     "evaluate": evaluated,
+    "a record": recorded,
     "robustness": corrupted,
     "alone": alone,
 }
