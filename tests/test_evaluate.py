@@ -186,6 +186,16 @@ def test_options_reach_predict(capsys: pytest.CaptureFixture[str]) -> None:
         evaluate(model, [(x, y)], nonsense=1)
 
 
+@pytest.mark.parametrize("given", [{"coverages": [90]}, {"risks": [-0.1]}])
+def test_shares_out_of_range_are_refused_before_the_work(given: dict[str, Any]) -> None:
+    model = Members()
+    with pytest.raises(
+        ValueError, match=r"coverage is 90; give a share|risk is -0.1; give a share"
+    ):
+        evaluate(model, [(torch.randn(6, 3, 4), torch.zeros(6).long())], **given)
+    assert model.calls == 0
+
+
 def test_a_plain_network_is_told_how_to_become_a_predictor() -> None:
     with pytest.raises(TypeError, match=r"abnn\.baselines\.Single"):
         evaluate(nn.Identity(), [])  # type: ignore[arg-type]

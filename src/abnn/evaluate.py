@@ -8,12 +8,19 @@ from contextlib import ExitStack
 from os import PathLike
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from abnn.batches import device_of, inputs_of, length_of, split, to_device
 from abnn.distributed import World, world
 from abnn.evaluation import Cost, Evaluation
-from abnn.metrics import Detection, auroc_bound, detect_counts
+from abnn.metrics import (
+    Detection,
+    accuracy_at_coverage,
+    auroc_bound,
+    coverage_at_risk,
+    detect_counts,
+)
 from abnn.prediction import Prediction
 from abnn.progress import Progress
 from abnn.record import Record, Recorder, Rows
@@ -76,7 +83,14 @@ def evaluate(
         )
     if ood is not None and not isinstance(ood, Mapping):
         raise ValueError('ood must map names to loaders; give ood={"name": loader}.')
-    given = predict | {"ignore_index": ignore_index, "ood": list(ood or ())}
+    _check_shares(coverages, risks)
+    given = predict | {
+        "ignore_index": ignore_index,
+        "ood": list(ood or ()),
+        "coverages": list(coverages),
+        "risks": list(risks),
+        "record": record is not None,
+    }
     with (World() if alone else world()).joined() as team, ExitStack() as stack:
         agree(team, predictor, [id_loader, *(ood or {}).values()], given)
         recorder: Recorder | None = None
@@ -213,6 +227,15 @@ class _Run:
             milliseconds=1000 * seconds / inputs if inputs else None,
             passes=known.means["passes"].value(),
         )
+
+
+def _check_shares(coverages: Sequence[float], risks: Sequence[float]) -> None:
+    """Let what is computed in the end refuse its arguments before the long work."""
+    one = torch.ones(1), torch.ones(1, dtype=torch.bool)
+    for coverage in coverages:
+        accuracy_at_coverage(*one, coverage)
+    for risk in risks:
+        coverage_at_risk(*one, risk)
 
 
 def _one_by_one(loader: Iterable[Any]) -> Generator[Any, None, None]:

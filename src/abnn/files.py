@@ -54,7 +54,7 @@ def replaced(path: str | PathLike[str], overwrite: bool, marker: str, what: str)
 
 def _check_free(path: Path, overwrite: bool, marker: str, what: str) -> None:
     if not path.name:
-        raise ValueError(f"out={str(path)!r} has no name; give a directory to make.")
+        raise ValueError(f"{str(path)!r} has no name; give a file or a directory to make.")
     if not path.exists():
         return
     if not overwrite:
