@@ -256,6 +256,16 @@ def test_what_is_no_record_is_refused(tmp_path: Path, spoil: Any) -> None:
 
 
 @pytest.mark.parametrize(
+    "spoil", [Path.unlink, lambda file: file.write_bytes(file.read_bytes()[:99])]
+)
+def test_damaged_images_are_told_by_their_file(tmp_path: Path, spoil: Any) -> None:
+    stored, _ = recorded(tmp_path)
+    spoil(stored.path / "gallery-1.safetensors")
+    with pytest.raises(ValueError, match="gallery-1.safetensors is damaged or missing"):
+        stored.striking(1)
+
+
+@pytest.mark.parametrize(
     ("given", "message"),
     [
         ({"examples": 0}, "examples=0 is not a whole number of at least 1"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -102,15 +102,19 @@ def save(path: Path, found: Sequence[Striking]) -> None:
     write(path, safetensors.torch.save(tensors, notes))
 
 
-def load(path: Path) -> Iterator[Striking]:
+def load(path: Path) -> list[Striking]:
     """Read what `save` wrote."""
-    with safetensors.safe_open(path, "pt") as file:
-        names = set(file.keys())
-        notes = file.metadata()
-        for number in range(int(notes["inputs"])):
-            kind, key, index = notes[str(number)].split()
-            image, members = (
-                file.get_tensor(name) if (name := f"{number}/{part}") in names else None
-                for part in ("image", "members")
-            )
-            yield Striking(kind, float(key), int(index), image, members)
+    found = []
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            names, notes = set(file.keys()), file.metadata()
+            for number in range(int(notes["inputs"])):
+                kind, key, index = notes[str(number)].split()
+                image, members = (
+                    file.get_tensor(name) if (name := f"{number}/{part}") in names else None
+                    for part in ("image", "members")
+                )
+                found.append(Striking(kind, float(key), int(index), image, members))
+    except (OSError, safetensors.SafetensorError, ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged or missing ({error}); evaluate again.") from error
+    return found

@@ -271,7 +271,7 @@ class Recorded:
 
     def striking(self, dataset: int = 0) -> list[Striking]:
         """The inputs of a dataset that are most worth looking at; 0 is the labelled one."""
-        return list(gallery.load(self.path / GALLERY.format(dataset)))
+        return gallery.load(self.path / GALLERY.format(dataset))
 
     def add(self, measured: SamplesCurve | Robustness | Trajectory) -> None:
         """Keep what else was measured of this predictor, for the report.
