@@ -290,6 +290,15 @@ def test_what_a_predictor_costs_is_measured_and_asked() -> None:
     assert cost.milliseconds > 0
 
 
+def test_what_a_predictor_says_of_its_time_goes_before_what_was_measured() -> None:
+    class Stored(Single):
+        milliseconds = 7.0
+
+    cost = evaluate(Stored(nn.Identity()), [labelled(0)]).cost
+    assert cost is not None
+    assert cost.milliseconds == 7.0
+
+
 def test_evaluations_are_equal_whatever_they_cost() -> None:
     assert evaluate(IDENTITY, [labelled(0)]) == evaluate(IDENTITY, [labelled(0)])
 

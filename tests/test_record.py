@@ -184,6 +184,27 @@ def test_other_data_has_another_digest(tmp_path: Path) -> None:
     assert len(set(digests)) == 3
 
 
+@pytest.mark.parametrize("size", [1, 7, 60])
+def test_the_digest_does_not_depend_on_the_batches(tmp_path: Path, size: int) -> None:
+    stored, _ = recorded(tmp_path)
+    abnn.evaluate(Members(), batches(*data(0), size), record=tmp_path / "r")
+    assert Recorded(tmp_path / "r").digests == stored.digests[:1]
+    assert stored.shared_with(Recorded(tmp_path / "r")) == ["in-distribution"]
+
+
+def test_the_digest_of_images_is_not_of_what_stands_beside_them(tmp_path: Path) -> None:
+    class Beside(nn.Module):
+        def predict(self, x: tuple[Tensor, Tensor]) -> Prediction:
+            return Prediction.from_logits(x[0].unsqueeze(0))
+
+    images, y = torch.rand(9, 3, 8, 8), torch.arange(9) % 3
+    net = nn.Sequential(nn.Flatten(), nn.Linear(192, 3))
+    abnn.evaluate(Single(net), [(images, y)], record=tmp_path / "a")
+    abnn.evaluate(Beside(), [(torch.randn(9, 3), images, y)], record=tmp_path / "b")
+    a, b = (Recorded(tmp_path / name).digests for name in "ab")
+    assert a == b
+
+
 def test_companions_keep_the_members_of_their_predictor(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 3))
     bnn, batch = abnn.convert(net, modes=2), (torch.randn(9, 4), torch.arange(9) % 3)

@@ -162,7 +162,7 @@ def test_runs_of_several_seeds_are_summed_up(run: Path, tmp_path: Path) -> None:
     data = gather(runs, replicates=50)
     # The original network is the same in all three, and shown once.
     assert [m.name for m in data.methods] == ["plain", "ABNN", "deep", "ABNN", "ABNN"]
-    assert len({m.run for m in data.methods}) == 3
+    assert [m.run for m in data.methods if m.name == "ABNN"][1:] == ["seed1/run", "seed2/run"]
     assert list(data.seeds) == ["ABNN"]
     spread = data.seeds["ABNN"]["accuracy"]
     values = [m.figures["accuracy"] for m in data.methods if m.name == "ABNN"]
@@ -175,7 +175,14 @@ def test_what_is_the_same_in_every_run_is_shown_once(run: Path, tmp_path: Path) 
     evaluated(other, "plain", Single(net().eval()))
     evaluated(other, "deep", DeepEnsemble([net().eval(), net(2).eval()]))
     names = [(m.name, m.run) for m in gather([run, other], replicates=50).methods]
-    assert names == [("plain", "run"), ("ABNN", "run"), ("deep", "run"), ("deep", "other")]
+    assert names == [("plain", ""), ("ABNN", ""), ("deep", "run"), ("deep", "other")]
+
+
+def test_of_the_names_of_runs_is_left_what_tells_them_apart(tmp_path: Path) -> None:
+    runs = [tmp_path / f"lr0.1-wide-seed{seed}" for seed in range(2)]
+    for seed, folder in enumerate(runs):
+        evaluated(folder, "net", Single(net(seed)))
+    assert [m.run for m in gather(runs, replicates=50).methods] == ["seed0", "seed1"]
 
 
 def test_a_single_record_is_a_run(run: Path) -> None:

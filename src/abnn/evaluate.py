@@ -209,7 +209,7 @@ class _Run:
         return prediction
 
     def cost(self, known: Tally) -> Cost:
-        """What the predictor says of itself, and what was measured."""
+        """What the predictor says of itself, and what was measured where it says nothing."""
         # The first batch finds out how the network can run.
         timed = self.seconds[1:] or self.seconds
         sums = self.team.gather(tuple(map(sum, zip(*timed, strict=True))) if timed else (0.0, 0))
@@ -220,13 +220,12 @@ class _Run:
                 ("parameters", "num_added_parameters"),
                 ("bytes", "num_added_bytes"),
                 ("fit_seconds", "fit_seconds"),
+                ("milliseconds", "milliseconds"),
             )
         }
-        return Cost(
-            **says,
-            milliseconds=1000 * seconds / inputs if inputs else None,
-            passes=known.means["passes"].value(),
-        )
+        if says["milliseconds"] is None and inputs:
+            says["milliseconds"] = 1000 * seconds / inputs
+        return Cost(**says, passes=known.means["passes"].value())
 
 
 def _check_shares(coverages: Sequence[float], risks: Sequence[float]) -> None:

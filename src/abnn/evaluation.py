@@ -69,7 +69,8 @@ class Cost:
         parameters: number of parameters added.
         bytes: what has to be stored beside the network.
         fit_seconds: time of its training.
-        milliseconds: time of a prediction of one input, in the batches of the loader.
+        milliseconds: time of a prediction of one input, in the batches of the loader; what the
+            predictor's own attribute of this name says, if it has one.
         passes: forward passes for one input, a mean.
     """
 

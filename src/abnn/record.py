@@ -95,7 +95,7 @@ class Rows:
 
     columns: Mapping[str, Array]
     found: list[Striking]
-    digest: int
+    digests: bytes  # of every input and its label
     differing: Tensor | None  # of every two members, the inputs on which they differ
     of_pixels: bool
 
@@ -157,7 +157,8 @@ class Recorder:
 
     def rows(self, number: int, batch: Any, prediction: Prediction, labels: Tensor | None) -> Rows:
         """What to write of batch `number` of the dataset."""
-        digest, inputs = _checksum(batch, labels), len(prediction.log_probs)
+        inputs = len(prediction.log_probs)
+        digests = _checksums(batch, labels, inputs)
         of_pixels = prediction.label.ndim > 1
         flat = prediction.cpu().flat()
         keep = torch.arange(len(flat.log_probs))
@@ -175,7 +176,7 @@ class Recorder:
             found = gallery.striking(kept, labels, self.record.examples, image)
             if labels is not None and kept.members is not None and len(keep):
                 differing = (disagreement_matrix(kept.members) * len(keep)).round()
-        return Rows(columns_of(kept, labels), found, digest, differing, of_pixels)
+        return Rows(columns_of(kept, labels), found, digests, differing, of_pixels)
 
     def _image(self, images: Tensor | None, keep: Tensor, row: int) -> Tensor | None:
         if images is None:
@@ -184,7 +185,7 @@ class Recorder:
 
     def take(self, rows: Rows) -> None:
         """Write the rows of the next batch; only on the process that writes."""
-        self.checksum = zlib.crc32(rows.digest.to_bytes(4, "little"), self.checksum)
+        self.checksum = zlib.crc32(rows.digests, self.checksum)
         found = gallery.moved(rows.found, self.offset)
         self.found = gallery.merged(self.found, found, self.record.examples)
         if rows.differing is not None:
@@ -348,11 +349,20 @@ def _companions(predictor: Any) -> Iterator[Any]:
         predictor = getattr(predictor, "predictor", getattr(predictor, "net", None))
 
 
-def _checksum(batch: Any, labels: Tensor | None) -> int:
-    """Of the inputs, and of the labels as they are compared."""
-    leaves = pytree.tree_leaves(plain(inputs_of(batch)))
-    checksum = 0
-    for tensor in (*leaves, labels):
-        if isinstance(tensor, Tensor):
-            checksum = zlib.crc32(tensor_bytes(tensor), checksum)
-    return checksum
+def _checksums(batch: Any, labels: Tensor | None, inputs: int) -> bytes:
+    """Of every input and its label, so that it does not matter how they were cut into batches.
+
+    Where there are images, what stands beside them does not count: two methods may be given the
+    same images with something of their own.
+    """
+    images = images_in(batch)
+    leaves = pytree.tree_leaves(plain(inputs_of(batch))) if images is None else [images]
+    tensors = [leaf.detach().cpu() for leaf in (*leaves, labels) if isinstance(leaf, Tensor)]
+    found = b""
+    for i in range(inputs):
+        checksum = 0
+        for tensor in tensors:
+            own = tensor[i] if tensor.ndim and len(tensor) == inputs else tensor
+            checksum = zlib.crc32(tensor_bytes(own), checksum)
+        found += checksum.to_bytes(4, "little")
+    return found

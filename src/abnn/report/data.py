@@ -116,7 +116,7 @@ class Method:
 
     Args:
         name: what it is called, such as "ABNN".
-        run: the directory it is from, in short; empty if there is only one.
+        run: the run it is from, in short; empty if it is the only one of its name.
         reference: whether all others are compared with it; one method is.
         figures: quality, by name.
         intervals: a confidence interval of some of them.

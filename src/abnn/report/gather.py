@@ -6,6 +6,7 @@ import base64
 import io
 import json
 import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -79,6 +80,7 @@ def gather(
     first = _reference(sources, reference)
     ordered = [first, *(source for source in sources if source is not first)]
     labels = _labels([source.run for source in ordered])
+    names = [source.recorded.name for source in ordered]
     notes = _notes(first, ordered)
     # A run is one fit, that of its first record with modes.
     fitted = {source.run: source for source in reversed(ordered) if source.recorded.modes}
@@ -94,7 +96,7 @@ def gather(
             methods.append(
                 _method(
                     source,
-                    labels[source.run],
+                    labels[source.run] if names.count(own.name) > 1 else "",
                     source is first,
                     fitted.get(source.run) is source,
                     {name: (row.low, row.high) for name, row in intervals.items()},
@@ -164,7 +166,12 @@ def _labels(runs: list[Path]) -> dict[Path, str]:
     depth = 1
     while len({p[-depth:] for p in parts.values()}) < len(parts) and depth < 32:
         depth += 1
-    return {run: os.sep.join(p[-depth:]) for run, p in parts.items()}
+    names = {run: os.sep.join(p[-depth:]) for run, p in parts.items()}
+    # What all begin with tells nothing: of "lr0.1-seed0" and "lr0.1-seed1" the seed is left.
+    begin = os.path.commonprefix(list(names.values()))  # noqa: RUF071  (not of paths, but of texts)
+    shared = re.match(r".*[-_ /]|", begin)
+    assert shared is not None
+    return {run: name[shared.end() :] for run, name in names.items()}
 
 
 def _notes(first: Source, sources: list[Source]) -> list[str]:

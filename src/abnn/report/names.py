@@ -174,9 +174,11 @@ def duration(seconds: float) -> str:
 def times(ratio: float) -> str:
     """How often as much: "7 times", or "1.4 times".
 
-    >>> times(7.02), times(1.41)
-    ('7 times', '1.4 times')
+    >>> times(7.02), times(1.41), times(0.017)
+    ('7 times', '1.4 times', '0.017 times')
     """
+    if ratio < 0.95:
+        return f"{ratio:.2g} times"
     return (
         f"{ratio:.0f} times"
         if ratio >= 9.95 or abs(ratio - round(ratio)) < 0.05

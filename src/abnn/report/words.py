@@ -120,11 +120,11 @@ def as_good(method: Method, other: Method, name: str) -> bool:
 
 
 def cheaper_ones(method: Method, data: ReportData) -> list[Method]:
-    """The cheaper methods of the same run, without the reference."""
+    """The cheaper methods of the same run, or of no run in particular, without the reference."""
     return [
         other
         for other in data.methods
-        if not other.reference and other.run == method.run and cheaper(other, method)
+        if not other.reference and other.run in ("", method.run) and cheaper(other, method)
     ]
 
 
