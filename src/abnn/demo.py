@@ -390,8 +390,9 @@ def _evaluated(
             classes = [f"a {digit}" for digit in range(8)]
             record = abnn.Record(folder / name, TITLES.get(name, name), classes)
             evaluation = abnn.evaluate(method, test, ood, record=record, progress=False)
+            few = {"samples": 2} if isinstance(method, abnn.ABNN) else {}  # it is many images
             corrupted = abnn.robustness(
-                method, test, CORRUPTIONS, SEVERITIES, mean=MEAN, std=STD, progress=False
+                method, test, CORRUPTIONS, SEVERITIES, mean=MEAN, std=STD, progress=False, **few
             )
             abnn.Recorded(folder / name).add(corrupted)
             times = [_seconds(method, test) for _ in range(3)]
