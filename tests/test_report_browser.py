@@ -264,6 +264,14 @@ def test_marks_on_the_curves_follow_the_threshold(show: Any) -> None:
         assert y == pytest.approx(bottom + (v - y0) / (y1 - y0) * (top - bottom))
 
 
+def test_curves_of_the_confidence_have_no_mark_of_another_score(show: Any) -> None:
+    driver = show("full")
+    count = "return document.querySelectorAll('svg[data-axes] .marker').length"
+    assert driver.execute_script(count) > 0
+    put(driver, "score", "entropy", "change")
+    assert driver.execute_script(count) == 0
+
+
 def test_cost_and_quality_can_be_chosen(show: Any) -> None:
     driver = show("full")
     put(driver, "cost-x", "parameters", "change")

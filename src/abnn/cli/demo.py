@@ -1,4 +1,4 @@
-"""`abnn demo`: see what an ABNN does, on real data and within two minutes."""
+"""`abnn demo`: see what an ABNN does, on real data and in about two minutes."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def command(
 
     It is compared with the network alone, temperature scaling and an ensemble:
     are they right, are they as sure as they should be, and do they notice digits
-    they never saw and photographs? Offline; takes one to two minutes.
+    they never saw and photographs? Offline; takes about two minutes.
 
     Example: abnn demo --out abnn-demo --seed 1
     """

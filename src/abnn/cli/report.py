@@ -50,7 +50,7 @@ def command(
         reason = f"{error.filename}: {error.strerror}" if error.strerror else str(error)
         raise CommandError(reason.rstrip(".") + ".") from error
     except KeyboardInterrupt:
-        typer.echo("\nStopped; nothing was written.", err=True)
+        typer.echo("\nStopped; the page was not written.", err=True)
         raise typer.Exit(130) from None
     typer.echo(f"Written to {page}.")
     if figures is not None:

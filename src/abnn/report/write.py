@@ -55,8 +55,8 @@ def write_report(
     some = [runs] if isinstance(runs, str | PathLike) else list(runs)
     data = gather(some, title=title, reference=reference, replicates=replicates, progress=progress)
     page = render(data)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    write(out, page.encode())
     if figures is not None:
         write_figures(data, Path(figures))
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write(out, page.encode())  # last, so that where the page is, all is
     return out
