@@ -2,41 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
 from torch import Tensor, nn
 
 from abnn.convert import convert
-from abnn.digests import tensor_bytes
-from abnn.files import write
 from abnn.model import ABNN
-from abnn.norm import BayesNorm, original_class
+from abnn.norm import original_class
 from abnn.outputs import Output
+from abnn.store import CONFIG, ArtifactError, network_fingerprint, read_artifact, write_artifact
 
-TENSORS, CONFIG = "modes.safetensors", "abnn.json"
-VERSION = 1
-
-
-class ArtifactError(ValueError):
-    """A saved ABNN can't be used: it is missing, damaged, foreign, or of another network."""
+TENSORS = "modes.safetensors"
 
 
 def save(bnn: ABNN, path: str | PathLike[str]) -> None:
     """Write the modes of an ABNN to a directory; see `ABNN.save`."""
-    folder = Path(path)
-    if folder.exists() and not folder.is_dir():
-        raise ArtifactError(f"{folder} is a file; give a directory to save to.")
-    tensors = safetensors.torch.save(bank_tensors(bnn))
     config: dict[str, Any] = {
-        "format": "abnn",
-        "version": VERSION,
         "modes": bnn.modes,
         "alpha": bnn.alpha,
         "noise": bnn.noise,
@@ -46,12 +30,8 @@ def save(bnn: ABNN, path: str | PathLike[str]) -> None:
         "layers": _layers(bnn),
         "backbone": fingerprint(bnn),
         "fit": bnn.fitted,
-        "tensors": hashlib.sha256(tensors).hexdigest(),
     }
-    config["checksum"] = _checksum(config)
-    folder.mkdir(parents=True, exist_ok=True)
-    write(folder / TENSORS, tensors)
-    write(folder / CONFIG, (json.dumps(config, indent=2) + "\n").encode())
+    write_artifact(Path(path), "abnn", TENSORS, bank_tensors(bnn), config)
 
 
 def load(path: str | PathLike[str], net: nn.Module, *, output: Output | None = None) -> ABNN:
@@ -71,12 +51,11 @@ def load(path: str | PathLike[str], net: nn.Module, *, output: Output | None = N
     True
     """
     folder = Path(path)
-    config = _read_config(folder)
+    config, tensors = read_artifact(folder, "abnn", TENSORS, "saved ABNN: bnn.save")
     if config["custom_output"] and output is None:
         raise ArtifactError(
             f"{folder} was converted with an output= function; pass it to load(..., output=) too."
         )
-    tensors = _read_tensors(folder, config["tensors"])
     names = [layer["name"] for layer in config["layers"]]
     missing = [name for name in names if name not in dict(net.named_modules())]
     if missing:
@@ -125,17 +104,9 @@ def fingerprint(bnn: ABNN) -> dict[str, str]:
     """
     if bnn.sharded is not None:
         return bnn.sharded
-    banks = {f"{name}.bank.".lstrip(".") for name in bnn.bayes_layers}
-    structure, values = hashlib.sha256(), hashlib.sha256()
-    for name, module in bnn.backbone.named_modules():
-        if not any(f"{name}.".startswith(bank) for bank in banks):
-            cls = original_class(module) if isinstance(module, BayesNorm) else type(module)
-            structure.update(f"{name}:{cls.__name__}\n".encode())
-    for name, tensor in bnn.backbone.state_dict().items():
-        if not any(name.startswith(bank) for bank in banks):
-            structure.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}\n".encode())
-            values.update(tensor_bytes(tensor))
-    return {"structure": structure.hexdigest(), "values": values.hexdigest()}
+    return network_fingerprint(
+        bnn.backbone, {f"{name}.bank.".lstrip(".") for name in bnn.bayes_layers}
+    )
 
 
 def _layers(bnn: ABNN) -> list[dict[str, Any]]:
@@ -147,47 +118,6 @@ def _layers(bnn: ABNN) -> list[dict[str, Any]]:
         }
         for name, layer in bnn.bayes_layers.items()
     ]
-
-
-def _checksum(config: Mapping[str, Any]) -> str:
-    rest = {key: value for key, value in config.items() if key != "checksum"}
-    return hashlib.sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
-
-
-def _read_config(folder: Path) -> dict[str, Any]:
-    for name in (CONFIG, TENSORS):
-        if not (folder / name).is_file():
-            raise ArtifactError(
-                f"{folder} holds no saved ABNN: {name} is missing; give the directory that "
-                "bnn.save wrote."
-            )
-    try:
-        config = json.loads((folder / CONFIG).read_bytes())
-    except ValueError as error:
-        raise ArtifactError(f"{folder / CONFIG} is not valid JSON: {error}.") from error
-    if not isinstance(config, dict) or config.get("format") != "abnn":
-        raise ArtifactError(f"{folder / CONFIG} was not written by abnn.")
-    if config.get("version") != VERSION:
-        raise ArtifactError(
-            f"{folder / CONFIG} has format version {config.get('version')!r}, and this abnn reads "
-            f"version {VERSION}; use the abnn that wrote it, or save it again."
-        )
-    if config.get("checksum") != _checksum(config):
-        raise ArtifactError(f"{folder / CONFIG} was changed after it was saved; save it again.")
-    return config
-
-
-def _read_tensors(folder: Path, expected: str) -> dict[str, Tensor]:
-    data = (folder / TENSORS).read_bytes()
-    if hashlib.sha256(data).hexdigest() != expected:
-        raise ArtifactError(
-            f"{folder / TENSORS} is damaged, or not the file that was saved with {CONFIG}; copy "
-            "both again, or save again."
-        )
-    try:
-        return safetensors.torch.load(data)
-    except safetensors.SafetensorError as error:
-        raise ArtifactError(f"{folder / TENSORS} is not a safetensors file: {error}.") from error
 
 
 def _check_backbone(folder: Path, bnn: ABNN, config: Mapping[str, Any]) -> None:

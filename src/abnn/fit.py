@@ -31,7 +31,8 @@ from abnn.outputs import Inputs
 from abnn.prior import abnn_loss
 from abnn.progress import Progress
 from abnn.recipe import Recipe
-from abnn.rundir import GroupState, Place, RunDirectory, data_digest
+from abnn.rundir import Place, RunDirectory, TrainingState, data_digest
+from abnn.steps import autocast, check_epoch, check_labels, chosen_recipe, optimizer_of
 from abnn.syncnorm import example_statistics
 from abnn.validation import FitResult, validate_all, validate_original
 
@@ -82,7 +83,7 @@ def fit(
     """
     with world().joined(device_of(bnn)) as everyone:
         with everyone.meeting():
-            chosen = _recipe(recipe, overrides)
+            chosen = chosen_recipe(recipe, overrides)
             plan = FitPlan(bnn, loader, chosen, ignore_index, everyone, split)
             directory = plan.directory(run, checkpoint_seconds, snapshots)
         plan.agree(directory, validation)
@@ -97,7 +98,7 @@ def fit(
         bnn.fitted = result.provenance()
         with everyone.meeting():
             if directory:
-                directory.finish(bnn, result)
+                directory.finish(bnn.save, result.losses, str(result))
     return result
 
 
@@ -177,13 +178,13 @@ def _fit_group(
     # The optimiser sees only the rows of this group, which are views of the banks' memory:
     # weight decay and momentum never reach another mode.
     rows = [nn.Parameter(bank.data[group.start : group.stop]) for bank in banks]
-    optimizer = _optimizer(recipe, rows)
+    optimizer = optimizer_of(recipe, rows)
     scaler = torch.amp.GradScaler(plan.device.type, enabled=recipe.amp == "fp16")
     step, epoch, offset = 0, 0, 0
-    state = GroupState(bnn, group, optimizer, scaler, losses)
+    state = TrainingState(bank_tensors(bnn), optimizer, scaler, losses, group)
     if directory:
         step, epoch, offset = directory.resume(state)
-        directory.snapshot(state, step)
+        directory.snapshot(bnn, group, step)
     label = "fit" if len(group) == bnn.modes else f"fit modes {group.start}-{group.stop - 1}"
     bnn.train()
     with Progress(steps, label, progress) as bar:
@@ -206,7 +207,7 @@ def _fit_group(
                 step += 1
                 bar.update(step, f"loss {mean:.4f}")
                 if directory:
-                    directory.snapshot(state, step)
+                    directory.snapshot(bnn, group, step)
                 if directory and batch.due:
                     digests = plan.world.gather(data_digest(batch.raw))
                     directory.checkpoint(state, (step, epoch, batch.number), digests)
@@ -242,7 +243,7 @@ def _batches(
         given, lengths, counts, checksums, at_onces, due_there = meeting.heard.T
         plan.check_pieces(given, checksums, epoch, number)
         if piece is None:
-            _check_epoch(number - 1, epoch, step, plan.steps, plan.epoch_length)
+            check_epoch(number - 1, epoch, step, plan.steps, plan.epoch_length)
             return
         first, rows = int(lengths[: plan.world.rank].sum()), int(lengths.sum())
         plan.check_rows(rows)
@@ -258,10 +259,10 @@ def _loss(plan: FitPlan, group: range, batch: _Batch, step: int) -> tuple[Tensor
     share = (batch.first, len(batch.labels)) if plan.shares_data else None
     draws = [Draw(plan.recipe.seed, mode, step, "fit", share) for mode in group]
     sampler = plan.bnn._sampler()
-    with _autocast(plan.recipe, plan.device):
+    with autocast(plan.recipe, plan.device):
         logits = plan.whole_batch.run(lambda: sampler.training_logits(batch.inputs, draws))
     with plan.world.meeting(len(group)) as meeting:
-        _check_labels(batch.labels, logits, plan.ignore_index)
+        check_labels(batch.labels, logits[0], plan.ignore_index)
         eta = plan.eta(group, logits.shape[2])
         loss = abnn_loss(logits, batch.labels, eta, plan.ignore_index, batch.count)
         meeting.say(*loss.tolist())
@@ -293,29 +294,6 @@ def _add_up(plan: FitPlan, group: range, rows: list[nn.Parameter], part: float) 
         tensor.copy_(piece.view_as(tensor))
 
 
-def _recipe(recipe: str | PathLike[str] | Recipe | None, overrides: dict[str, Any]) -> Recipe:
-    chosen = recipe if isinstance(recipe, Recipe) else Recipe.load(recipe) if recipe else Recipe()
-    return chosen.with_(**overrides)
-
-
-def _optimizer(recipe: Recipe, rows: list[nn.Parameter]) -> torch.optim.Optimizer:
-    if recipe.optimizer == "adamw":
-        betas = (recipe.momentum, 0.999)
-        return torch.optim.AdamW(rows, recipe.lr, betas, weight_decay=recipe.weight_decay)
-    return torch.optim.SGD(
-        rows,
-        recipe.lr,
-        momentum=recipe.momentum,
-        weight_decay=recipe.weight_decay,
-        nesterov=recipe.nesterov,
-    )
-
-
-def _autocast(recipe: Recipe, device: torch.device) -> torch.autocast:
-    dtype = torch.float16 if recipe.amp == "fp16" else torch.bfloat16
-    return torch.autocast(device.type, dtype, enabled=recipe.amp is not None)
-
-
 # What can be wrong, said where it is noticed
 
 
@@ -344,21 +322,6 @@ def _gradients_watched(bnn: ABNN) -> Iterator[None]:
         yield
 
 
-def _check_labels(labels: Tensor, logits: Tensor, ignore_index: int) -> None:
-    expected, K = (logits.shape[1], *logits.shape[3:]), logits.shape[2]
-    if tuple(labels.shape) != expected:
-        raise ValueError(
-            f"The labels have shape {tuple(labels.shape)}, but the logits ask for {expected}; "
-            "check the loader, class_dim= and output=."
-        )
-    counted = labels[labels != ignore_index]
-    if counted.numel() and not 0 <= int(counted.min()) <= int(counted.max()) < K:
-        raise ValueError(
-            f"Labels go from {int(counted.min())} to {int(counted.max())}, but the network has "
-            f"{K} classes, 0 to {K - 1}; map the labels, or mark the others with ignore_index=."
-        )
-
-
 def _check_loss(loss: Tensor, group: range, step: int, recipe: Recipe) -> None:
     if not bool(loss.isfinite().all()):
         mode = group[int((~loss.isfinite()).nonzero()[0])]
@@ -366,19 +329,4 @@ def _check_loss(loss: Tensor, group: range, step: int, recipe: Recipe) -> None:
             f"The loss of mode {mode} is {loss[mode - group.start].item()} at step {step}; lower "
             f"the learning rate (now {recipe.lr:g}), check the inputs for NaN, or turn off amp=. "
             "The modes are as they were before the fit."
-        )
-
-
-def _check_epoch(seen: int, epoch: int, step: int, steps: int, length: int | None) -> None:
-    if seen == 0:
-        raise ValueError(
-            "The training loader is empty: there is nothing to fit to."
-            if epoch == 0
-            else f"The training loader gave no batch in epoch {epoch}, after {step} of {steps} "
-            "steps; pass a loader that can be iterated again, not a generator."
-        )
-    if length is not None and seen != length:
-        raise ValueError(
-            f"The training loader has length {length} but gave {seen} batches; fix its length, or "
-            "pass steps=."
         )

@@ -17,9 +17,10 @@ from abnn.distributed import World
 from abnn.draws import whole_number
 from abnn.model import ABNN
 from abnn.recipe import Recipe
-from abnn.rundir import RunDirectory, settings_of
+from abnn.rundir import RunDirectory, columns_of_modes, settings_of
 from abnn.shares import check_last_batch, is_share, share
 from abnn.snapshots import snapshot_steps
+from abnn.steps import number_of_steps
 from abnn.syncnorm import WholeBatch, whole_batch
 
 Split = Literal["data", "modes"]
@@ -49,7 +50,7 @@ class FitPlan:
         self.split = _choose(split, bnn, loader, everyone.size)
         self.shares_data = self.split == "data"
         self.epoch_length = length_of(loader)
-        self.steps = _steps(recipe, self.epoch_length)
+        self.steps = number_of_steps(recipe, self.epoch_length)
         self.device = device_of(bnn) or torch.device("cpu")
         owners = everyone.size if self.split == "modes" else 1
         rank = everyone.rank if self.split == "modes" else 0
@@ -90,7 +91,8 @@ class FitPlan:
             return None
         modes = self.own if self.split == "modes" else None
         marks = snapshot_steps(self.steps, snapshots)
-        return RunDirectory(run, self.settings, every, modes, self.everyone.rank, marks)
+        columns = columns_of_modes(self.bnn.modes)
+        return RunDirectory(run, self.settings, every, columns, modes, self.everyone.rank, marks)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -181,20 +183,6 @@ def _modes_of(modes: int, rank: int, size: int) -> range:
 def _groups(own: range, at_once: int | None) -> list[range]:
     k = min(at_once or len(own), len(own))
     return [range(i, min(i + k, own.stop)) for i in range(own.start, own.stop, k)]
-
-
-def _steps(recipe: Recipe, epoch_length: int | None) -> int:
-    if epoch_length == 0:
-        raise ValueError("The training loader is empty: there is nothing to fit to.")
-    if epoch_length is None and (recipe.steps is None or recipe.schedule == "multistep"):
-        raise ValueError(
-            "The training loader has no length, so epochs can't be counted; pass steps= and a "
-            "schedule without milestones."
-        )
-    if recipe.steps is not None:
-        return recipe.steps
-    assert epoch_length is not None
-    return max(1, round(recipe.epochs * epoch_length))
 
 
 def _check_arguments(bnn: ABNN, loader: Iterable[Any], recipe: Recipe) -> None:

@@ -1,11 +1,11 @@
-"""The run directory of a fit: written as it goes, so that a killed fit resumes where it was."""
+"""The run directory of a training: written as it goes, so that one that is killed resumes there."""
 
 from __future__ import annotations
 
 import csv
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -17,14 +17,13 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from abnn.artifact import bank_tensors, fingerprint, load_banks
+from abnn.artifact import bank_tensors, fingerprint
 from abnn.digests import digest
 from abnn.distributed import World
 from abnn.files import write
 from abnn.model import ABNN
 from abnn.recipe import Recipe
 from abnn.snapshots import FOLDER, bring_snapshots, write_snapshot
-from abnn.validation import FitResult
 
 SETTINGS, CHECKPOINT, LOSSES = "fit.json", "checkpoint.safetensors", "losses.csv"
 
@@ -32,14 +31,26 @@ Place = tuple[int, int, int]  # steps done, epoch, batches of this epoch done
 
 
 @dataclass(frozen=True)
-class GroupState:
-    """All that changes while a group of modes is fitted, but for the place in the data."""
+class TrainingState:
+    """All that changes during a training, but for the place in the data.
 
-    bnn: ABNN
-    group: range
+    Args:
+        values: what is trained, and the statistics beside it; written to in place.
+        optimizer, scaler: of these.
+        losses: of every step so far, `[steps, columns]`.
+        group: of a fit, the modes that are trained together.
+    """
+
+    values: Mapping[str, Tensor]
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     losses: Tensor
+    group: range = range(1)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """What the optimiser trains, in its order."""
+        return [row for group in self.optimizer.param_groups for row in group["params"]]
 
 
 def settings_of(
@@ -68,16 +79,17 @@ def settings_of(
 
 
 class RunDirectory:
-    """Settings, checkpoints and losses of one fit.
+    """Settings, checkpoints and losses of one training: of a fit of modes, or of a network.
 
-    A checkpoint is one file, replaced atomically, with everything the rest of the fit depends on:
-    the modes, the optimiser's state, and the place in the data. Noise, priors and the order of
-    the data are functions of the seed and that place.
+    A checkpoint is one file, replaced atomically, with everything the rest depends on: what is
+    trained, the optimiser's state, and the place in the data. Noise, priors and the order of the
+    data are functions of the seed and that place.
 
     Args:
         path: the directory; it is made if it does not exist.
-        settings: what `settings_of` says.
+        settings: all that decides how it ends, as plain values, with a digest "network".
         every: seconds between checkpoints.
+        columns: the names of the losses of a step.
         modes: the modes of this process, where processes share them.
         rank: the number of this process. Only process 0 writes, but for checkpoints where every
             process has modes of its own; the others read what they find.
@@ -89,11 +101,13 @@ class RunDirectory:
         path: str | PathLike[str],
         settings: dict[str, Any],
         every: float,
+        columns: Sequence[str] = ("loss",),
         modes: range | None = None,
         rank: int = 0,
         snapshots: Sequence[int] = (),
     ) -> None:
         self.path, self.every, self.rank = Path(path), every, rank
+        self.columns = columns
         self.snapshots, self.network = snapshots, settings["network"]
         self.writes = rank == 0 or modes is not None
         name = CHECKPOINT if modes is None else f"checkpoint-{modes.start}-{modes.stop - 1}"
@@ -153,18 +167,19 @@ class RunDirectory:
         except safetensors.SafetensorError as error:
             raise ValueError(f"{file} is damaged ({error}); delete it to start anew.") from error
 
-    def resume(self, state: GroupState) -> Place:
-        """Bring a group of modes back to its last checkpoint, and tell its place."""
+    def resume(self, state: TrainingState) -> Place:
+        """Bring what is trained back to its last checkpoint, and tell its place."""
         if not self.meta or int(self.meta["group"]) < state.group.start:
             return 0, 0, 0
-        load_banks(state.bnn, _under("bank", self.tensors))
+        saved = _under("bank", self.tensors)
+        for name, value in state.values.items():
+            value.copy_(saved[name])
         state.losses.copy_(self.tensors["losses"])
         if int(self.meta["group"]) > state.group.start:
             return len(state.losses), 0, 0  # this group was done, and a later one was under way
-        rows = state.optimizer.param_groups[0]["params"]
         for name, tensor in _under("optimizer", self.tensors).items():
             index, key = name.split("/")
-            row = rows[int(index)]
+            row = state.parameters[int(index)]
             # The step count of Adam lives on the CPU; everything else beside its parameter.
             state.optimizer.state[row][key] = tensor if key == "step" else tensor.to(row.device)
         state.scaler.load_state_dict(json.loads(self.meta["scaler"]))
@@ -184,16 +199,16 @@ class RunDirectory:
         """Whether it is time for a checkpoint; after the last step of a group it always is."""
         return last or time.monotonic() - self.written >= self.every
 
-    def checkpoint(self, state: GroupState, place: Place, data: list[str]) -> None:
+    def checkpoint(self, state: TrainingState, place: Place, data: list[str]) -> None:
         """Write a checkpoint; `data` are the digests of the last batch, one for every process."""
         if not self.writes:
             return
         now = self.written = time.monotonic()
-        tensors = {f"bank/{name}": tensor for name, tensor in bank_tensors(state.bnn).items()}
-        for index, row in enumerate(state.optimizer.param_groups[0]["params"]):
+        tensors = {f"bank/{name}": value.contiguous() for name, value in state.values.items()}
+        for index, row in enumerate(state.parameters):
             for key, value in state.optimizer.state.get(row, {}).items():
                 if isinstance(value, Tensor):
-                    tensors[f"optimizer/{index}/{key}"] = value
+                    tensors[f"optimizer/{index}/{key}"] = value.contiguous()
         tensors["losses"] = state.losses
         meta = {
             "group": str(state.group.start),
@@ -206,28 +221,28 @@ class RunDirectory:
         }
         write(self.file, safetensors.torch.save(tensors, meta))
         if self.rank == 0:
-            write(self.path / LOSSES, _csv(state.losses).encode())
+            write(self.path / LOSSES, _csv(state.losses, self.columns).encode())
 
-    def snapshot(self, state: GroupState, step: int) -> None:
+    def snapshot(self, bnn: ABNN, group: range, step: int) -> None:
         """Write where a group of modes is, if this step is one to leave a snapshot.
 
         A checkpoint comes after it. So a fit that goes on from there has all snapshots before,
         and writes those that came after the checkpoint once more.
         """
         if self.writes and step in self.snapshots:
-            write_snapshot(self.path / FOLDER, state.bnn, state.group, step, self.network)
+            write_snapshot(self.path / FOLDER, bnn, group, step, self.network)
 
     def collect(self, team: World, groups: Sequence[range]) -> None:
         """Let process 0 have the snapshots that others wrote to disks of their own."""
         bring_snapshots(self.path / FOLDER, self.snapshots, groups, team)
 
-    def finish(self, bnn: ABNN, result: FitResult) -> None:
-        """Write the artefact and what the fit achieved."""
+    def finish(self, save: Callable[[Path], object], losses: Tensor, text: str) -> None:
+        """Write the artefact, by `save`, and what was achieved."""
         if self.rank != 0:
             return
-        bnn.save(self.path)
-        write(self.path / LOSSES, _csv(result.losses).encode())
-        write(self.path / "fit.txt", f"{result}\n".encode())
+        save(self.path)
+        write(self.path / LOSSES, _csv(losses, self.columns).encode())
+        write(self.path / "fit.txt", f"{text}\n".encode())
 
 
 def data_digest(batch: Any) -> str:
@@ -263,8 +278,8 @@ def _differences(before: Any, now: dict[str, Any]) -> list[str]:
     return changed
 
 
-def _csv(losses: Tensor) -> str:
-    header = ",".join(_header(losses.shape[1]))
+def _csv(losses: Tensor, columns: Sequence[str]) -> str:
+    header = ",".join(["step", *columns])
     rows = [
         ",".join([str(step), *("" if v != v else repr(v) for v in row)])
         for step, row in enumerate(losses.tolist())
@@ -273,8 +288,13 @@ def _csv(losses: Tensor) -> str:
     return "\n".join([header, *rows]) + "\n"
 
 
-def _header(modes: int) -> list[str]:
-    return ["step", *(f"mode_{m}" for m in range(modes))]
+def columns_of_modes(modes: int) -> list[str]:
+    """What the losses of the modes are called.
+
+    >>> columns_of_modes(2)
+    ['mode_0', 'mode_1']
+    """
+    return [f"mode_{m}" for m in range(modes)]
 
 
 def read_losses(run: str | PathLike[str]) -> tuple[list[int], Tensor]:
@@ -302,7 +322,7 @@ def read_losses(run: str | PathLike[str]) -> tuple[list[int], Tensor]:
         if not text.endswith("\n"):
             raise ValueError("it ends in the middle of a line")
         header, *rows = csv.reader(text.splitlines(), strict=True)
-        if len(header) < 2 or header != _header(len(header) - 1):
+        if len(header) < 2 or header != ["step", *columns_of_modes(len(header) - 1)]:
             raise ValueError("the first line names no modes")
         if any(len(row) != len(header) for row in rows):
             raise ValueError("a line is too short or too long")

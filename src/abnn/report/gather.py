@@ -18,7 +18,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from abnn.artifact import CONFIG
 from abnn.builders import nearest
 from abnn.curve import SamplesCurve
 from abnn.evaluation import Cost
@@ -39,6 +38,7 @@ from abnn.statistics import (
     compare_seeds,
     over_seeds,
 )
+from abnn.store import CONFIG
 from abnn.trajectory import Trajectory
 
 T = TypeVar("T")
