@@ -1,6 +1,6 @@
 """Turn any pre-trained PyTorch network into a Bayesian one, and know when to trust it."""
 
-from abnn.artifact import ArtifactError, load
+from abnn.artifact import load
 from abnn.convert import Inspection, convert, inspect
 from abnn.curve import SamplesCurve
 from abnn.draws import Draw
@@ -16,6 +16,8 @@ from abnn.recipe import Recipe
 from abnn.record import Record, Recorded
 from abnn.results import Predictions, load_predictions
 from abnn.robustness import Robustness, robustness
+from abnn.store import ArtifactError
+from abnn.train import TrainResult, train
 from abnn.trajectory import Trajectory, trajectory
 from abnn.validation import FitResult
 
@@ -36,6 +38,7 @@ __all__ = [
     "Recorded",
     "Robustness",
     "SamplesCurve",
+    "TrainResult",
     "Trajectory",
     "__version__",
     "convert",
@@ -46,5 +49,6 @@ __all__ = [
     "load_predictions",
     "predict_loader",
     "robustness",
+    "train",
     "trajectory",
 ]

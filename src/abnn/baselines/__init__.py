@@ -1,19 +1,27 @@
 """What to compare with: other ways to a `Prediction`, all of one shape.
 
-Each is a module with `predict(x)`, whose call gives the log of the mean probabilities (a drop-in
-for logits), and with `num_added_parameters`, its size beyond the one original network. Some are
-companions of another predictor: these are fitted on held-out data by `fit(loader)`, and hand what
-else `predict` is given, such as `samples=8`, on to that predictor.
+Each is a `Method`: a module with `predict(x)`, whose call gives the log of the mean probabilities
+(a drop-in for logits), with `num_added_parameters`, its size beyond the one original network, and
+with `save(path)`; `load(path, net)` brings it back. It is built from a network. Most are then
+trained by `abnn.train`, all by the same loop. Some are companions of a trained network or of
+another predictor: these are fitted by `fit(loader)`.
 """
 
+from abnn.baselines.batch_ensemble import BatchEnsemble
 from abnn.baselines.conformal import Conformal
 from abnn.baselines.ensemble import DeepEnsemble
+from abnn.baselines.loading import METHODS, load
+from abnn.baselines.method import Method
 from abnn.baselines.single import Single
 from abnn.baselines.temperature import TemperatureScaling
 
 __all__ = [
+    "METHODS",
+    "BatchEnsemble",
     "Conformal",
     "DeepEnsemble",
+    "Method",
     "Single",
     "TemperatureScaling",
+    "load",
 ]

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from abnn.baselines.companion import ask, held_out, total_seconds
 from abnn.baselines.inference import inference
+from abnn.baselines.method import Method
 from abnn.batches import device_of
 from abnn.outputs import Inputs
 from abnn.prediction import Prediction
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 Score = Literal["lac", "aps"]
 
 
-class Conformal(nn.Module):
+class Conformal(Method):
     """A predictor whose sets of classes hold the label with a chosen probability.
 
         set(x) = {k : u(x, k) <= q},   q = the ceil((n + 1) coverage)-th smallest of u(x_i, y_i)
@@ -55,6 +56,7 @@ class Conformal(nn.Module):
             [False,  True]])
     """
 
+    shared = "predictor"
     threshold: Tensor
 
     def __init__(
@@ -64,8 +66,8 @@ class Conformal(nn.Module):
         per_class: bool = False,
         score: Score = "lac",
     ) -> None:
-        super().__init__()
-        self._seconds: float | None = None
+        super().__init__(predictor)
+        self._seconds = None
         if not hasattr(predictor, "predict"):
             raise TypeError(
                 f"A {type(predictor).__name__} has no predict(x); give an ABNN, or wrap a plain "
@@ -89,10 +91,6 @@ class Conformal(nn.Module):
     def num_added_bytes(self) -> int:
         """What has to be stored beyond the original network."""
         return self.threshold.nbytes + int(getattr(self.predictor, "num_added_bytes", 0))
-
-    def forward(self, x: Inputs) -> Tensor:
-        """Log of the mean probabilities, `[B, K, ...]`."""
-        return self.predict(x).log_probs
 
     def predict(self, x: Inputs, keep_members: bool = False, **predict: Any) -> Prediction:
         """The predictor's own prediction, with `sets`.
@@ -134,6 +132,10 @@ class Conformal(nn.Module):
     def fit_seconds(self) -> float | None:
         """How long the fits took, that of the predictor with them; `None` if that is not known."""
         return total_seconds(self._seconds, self.predictor)
+
+    @fit_seconds.setter
+    def fit_seconds(self, seconds: float | None) -> None:
+        self._seconds = seconds
 
     def fit(self, loader: Iterable[Any], ignore_index: int = -100, **predict: Any) -> Self:
         """Find the threshold on calibration data, which nothing else was fitted on.

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any, Self
 
 from torch import Tensor, nn
 
-from abnn.baselines.inference import inference
+from abnn.baselines.method import Method
 from abnn.outputs import Inputs, Output, call, logits_of
-from abnn.prediction import Prediction, PredictionStream
+from abnn.store import ArtifactError, network_fingerprint
+from abnn.surgery import copied
 
 
-class DeepEnsemble(nn.Module):
+class DeepEnsemble(Method):
     """M networks trained from different seeds, whose probabilities are averaged.
 
         p(y | x) = 1/M sum_m softmax(net_m(x))[y]
+
+    Each is trained by itself, as by `abnn.train(net, loader, seed=m)`.
 
     Args:
         nets: the networks; shared, not copied.
@@ -37,52 +41,44 @@ class DeepEnsemble(nn.Module):
         class_dim: int = 1,
         fit_seconds: float | None = None,
     ) -> None:
-        super().__init__()
-        self.fit_seconds = fit_seconds
-        self.nets, self.output, self.class_dim = nn.ModuleList(nets), output, class_dim
-        if len(self.nets) == 0:
+        nets = list(nets)
+        if len(nets) == 0:
             raise ValueError("The ensemble has no networks; give at least one.")
-        if len(set(self.nets)) < len(self.nets):
+        if len(set(nets)) < len(nets):
             raise ValueError(
                 "The ensemble has the same network twice, which adds nothing; "
                 "give networks that were trained separately."
             )
+        super().__init__(nets[0], output, class_dim)
+        self.nets, self.fit_seconds = nn.ModuleList(nets), fit_seconds
 
-    @property
-    def num_added_parameters(self) -> int:
-        """Parameters beyond those of the first network."""
-        return _size(self) - _size(self.nets[0])
-
-    @property
-    def num_added_bytes(self) -> int:
-        """What has to be stored beyond the first network."""
-        return sum(_bytes(net) for net in self.nets) - _bytes(self.nets[0])
-
-    def forward(self, x: Inputs) -> Tensor:
-        """Log of the mean probabilities, `[B, K, ...]`."""
-        return self.predict(x).log_probs
-
-    def predict(self, x: Inputs, keep_members: bool = False) -> Prediction:
-        """The prediction of all networks, run one after another."""
-        stream = PredictionStream(keep_members)
+    def member_logits(self, x: Inputs) -> Iterator[Tensor]:
+        """The logits of the networks, run one after another, `[1, B, K, ...]` each."""
         shapes = set()
-        with inference(self):
-            for net in self.nets:
-                logits = logits_of(call(net, x), self.output, self.class_dim)
-                shapes.add(tuple(logits.shape))
-                if len(shapes) > 1:
-                    raise ValueError(
-                        "The networks' logits differ in shape "
-                        f"({' and '.join(map(str, sorted(shapes)))}); "
-                        "give networks for the same classes."
-                    )
-                stream.update(logits.unsqueeze(0))
-        return stream.result()
+        for net in self.nets:
+            logits = logits_of(call(net, x), self.output, self.class_dim)
+            shapes.add(tuple(logits.shape))
+            if len(shapes) > 1:
+                raise ValueError(
+                    "The networks' logits differ in shape "
+                    f"({' and '.join(map(str, sorted(shapes)))}); "
+                    "give networks for the same classes."
+                )
+            yield logits.unsqueeze(0)
 
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """How many networks there are, and where their classes are."""
+        kinds = {network_fingerprint(net)["structure"] for net in self.nets}
+        if len(kinds) > 1:
+            raise ArtifactError(
+                "The networks of the ensemble are of different kinds, and it is loaded from one; "
+                "save each network by itself."
+            )
+        return {"members": len(self.nets), "class_dim": self.class_dim}
 
-def _size(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
-
-
-def _bytes(module: nn.Module) -> int:
-    return sum(tensor.nbytes for tensor in (*module.parameters(), *module.buffers()))
+    @classmethod
+    def rebuild(cls, net: Any, output: Output | None, arguments: dict[str, Any]) -> Self:
+        """As many copies of the one network."""
+        nets = [copied(net) for _ in range(arguments["members"])]
+        return cls(nets, output, arguments["class_dim"])

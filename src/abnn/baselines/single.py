@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from torch import Tensor, nn
 
-from abnn.baselines.inference import inference
-from abnn.outputs import Inputs, Output, call, logits_of
-from abnn.prediction import Prediction
+from abnn.baselines.method import Method
+from abnn.outputs import Inputs, Output
 
 
-class Single(nn.Module):
+class Single(Method):
     """One deterministic network: its softmax is the prediction, and nothing is epistemic.
+
+        p(y | x) = softmax(net(x))[y]
 
     Args:
         net: the network; shared, not copied.
@@ -22,31 +25,12 @@ class Single(nn.Module):
     tensor([[0.5000, 0.5000]])
     """
 
+    shared = "net"
+
     def __init__(self, net: nn.Module, output: Output | None = None, class_dim: int = 1) -> None:
-        super().__init__()
-        self.net, self.output, self.class_dim = net, output, class_dim
+        super().__init__(net, output, class_dim)
+        self.net = net
 
-    @property
-    def num_added_parameters(self) -> int:
-        """Parameters beyond the original network's: none."""
-        return 0
-
-    @property
-    def num_added_bytes(self) -> int:
-        """What has to be stored beyond the original network: nothing."""
-        return 0
-
-    @property
-    def fit_seconds(self) -> float:
-        """Time of training beyond that of the original network: none."""
-        return 0.0
-
-    def forward(self, x: Inputs) -> Tensor:
-        """Log-probabilities, `[B, K, ...]`."""
-        return self.predict(x).log_probs
-
-    def predict(self, x: Inputs, keep_members: bool = False) -> Prediction:
-        """The prediction of the one member."""
-        with inference(self):
-            logits = logits_of(call(self.net, x), self.output, self.class_dim)
-            return Prediction.from_logits(logits.unsqueeze(0), keep_members)
+    def member_logits(self, x: Inputs) -> Iterator[Tensor]:
+        """The logits of the one member, `[1, B, K, ...]`."""
+        yield self.network_logits(x).unsqueeze(0)

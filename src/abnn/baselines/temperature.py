@@ -12,15 +12,16 @@ from torch import Tensor, nn
 
 from abnn.baselines.companion import ask, held_out, total_seconds
 from abnn.baselines.inference import inference
+from abnn.baselines.method import Method
 from abnn.batches import device_of
-from abnn.outputs import Inputs, Output, call, logits_of
+from abnn.outputs import Inputs, Output
 from abnn.prediction import Prediction
 
 if TYPE_CHECKING:
     from abnn.evaluate import Predictor
 
 
-class TemperatureScaling(nn.Module):
+class TemperatureScaling(Method):
     """A network or a predictor, with a temperature fitted on held-out data.
 
         p(y | x) = softmax(net(x) / T)[y]        of a network,
@@ -45,20 +46,21 @@ class TemperatureScaling(nn.Module):
     8
     """
 
+    shared = "net"
     temperature: Tensor
 
     def __init__(
         self, net: nn.Module | Predictor, output: Output | None = None, class_dim: int = 1
     ) -> None:
-        super().__init__()
-        self._seconds: float | None = None
+        super().__init__(net, output, class_dim)
+        self._seconds = None
         if output is not None and hasattr(net, "predict"):
             raise ValueError(
                 f"output= finds the logits of a plain network, but a {type(net).__name__} has "
                 "predict(x); leave output= out, or wrap a plain network as "
                 "abnn.baselines.Single(net, output)."
             )
-        self.net, self.output, self.class_dim = net, output, class_dim
+        self.net = net
         self.register_buffer("temperature", torch.tensor(1.0))
 
     @property
@@ -70,10 +72,6 @@ class TemperatureScaling(nn.Module):
     def num_added_bytes(self) -> int:
         """What has to be stored beyond the original network."""
         return self.temperature.nbytes + int(getattr(self.net, "num_added_bytes", 0))
-
-    def forward(self, x: Inputs) -> Tensor:
-        """Log-probabilities, `[B, K, ...]`."""
-        return self.predict(x).log_probs
 
     def predict(self, x: Inputs, keep_members: bool = False, **predict: Any) -> Prediction:
         """The prediction of the one network, or what `tempered` makes of a predictor's.
@@ -95,6 +93,10 @@ class TemperatureScaling(nn.Module):
     def fit_seconds(self) -> float | None:
         """How long the fits took, that of the predictor with them; `None` if that is not known."""
         return total_seconds(self._seconds, self.net)
+
+    @fit_seconds.setter
+    def fit_seconds(self, seconds: float | None) -> None:
+        self._seconds = seconds
 
     def fit(self, loader: Iterable[Any], ignore_index: int = -100, **predict: Any) -> Self:
         """Set the temperature to the one of least NLL on held-out data, whose logits are kept.
@@ -128,7 +130,7 @@ class TemperatureScaling(nn.Module):
                 "leave that out, or give a predictor."
             )
         assert isinstance(self.net, nn.Module)
-        logits = logits_of(call(self.net, x), self.output, self.class_dim)
+        logits = self.network_logits(x)
         return logits if logits.dtype == torch.float64 else logits.float()
 
 
