@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -198,6 +199,7 @@ def _run(
     """All steps, or those that are still to do; the losses of all, `[steps]`."""
     model, method, device = loss_of.model, loss_of.method, loss_of.device
     length = length_of(loader)
+    rates = [group.get("lr", recipe.lr) for group in groups]
     optimizer = optimizer_of(recipe, groups)
     scaler = torch.amp.GradScaler(device.type, enabled=recipe.amp == "fp16")
     losses = torch.full((steps, 1), math.nan)
@@ -206,15 +208,16 @@ def _run(
     model.train()
     with Progress(steps, label, progress) as bar:
         while step < steps:
+            number = 0
             for number, batch in _batches(loader, recipe, epoch):
                 if number <= offset:  # done before the training was interrupted
                     if directory and number == offset:
                         directory.check_data(batch)
                     continue
                 now = epoch + (number - 1) / length if length else 0.0
-                rate = recipe.lr_at(step, steps, now) / recipe.lr
-                for group, given in zip(optimizer.param_groups, groups, strict=True):
-                    group["lr"] = rate * given.get("lr", recipe.lr)
+                part = recipe.lr_at(step, steps, now) / recipe.lr
+                for group, rate in zip(optimizer.param_groups, rates, strict=True):
+                    group["lr"] = part * rate
                 inputs, labels = split(batch)
                 inputs, labels = to_device(inputs, device), labels.to(device)
                 with _randomness_of("train", recipe.seed, step):
@@ -249,11 +252,7 @@ def _run(
 def _batches(loader: Iterable[Any], recipe: Recipe, epoch: int) -> Iterator[tuple[int, Any]]:
     """The batches of an epoch, numbered from 1."""
     seed_epoch(loader, recipe.seed, epoch)
-    number = 0
-    for number, batch in enumerate(loader, start=1):
-        yield number, batch
-    if number == 0:
-        check_epoch(0, epoch, 0, 0, None)
+    yield from enumerate(loader, start=1)
 
 
 @contextmanager
@@ -301,7 +300,7 @@ def _values(model: nn.Module) -> dict[str, Tensor]:
 
 def _settings(model: nn.Module, recipe: Recipe, steps: int) -> dict[str, Any]:
     arguments = getattr(model, "arguments", {})
-    return {
+    settings = {
         "recipe": recipe.to_dict(),
         "steps": steps,
         "method": type(model).__name__,
@@ -309,6 +308,9 @@ def _settings(model: nn.Module, recipe: Recipe, steps: int) -> dict[str, Any]:
         "network": network_fingerprint(model)["structure"],
         "start": digest(_values(model)),
     }
+    # What was written before is compared as JSON, which has no tuples.
+    plain: dict[str, Any] = json.loads(json.dumps(settings))
+    return plain
 
 
 def _saver(model: nn.Module) -> Callable[[Path], object]:
