@@ -10,8 +10,9 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import abnn
-from abnn.cli import CommandError, is_first
+from abnn.cli import CommandError
 from abnn.cli.network import build
+from abnn.cli.options import mistakes_told, numbers
 from abnn.data import Part, open_data
 from abnn.distributed import PeerError, World, world
 from abnn.zoo import load_weights
@@ -79,8 +80,9 @@ def command(
     overrides: dict[str, Any] = {name: v for name, v in values.items() if v is not None}
     if no_augmentation:
         overrides["augmentation"] = ()
-    channels = {"mean": _numbers("--mean", mean), "std": _numbers("--std", std)}
-    try:
+    channels = {"mean": numbers("--mean", mean), "std": numbers("--std", std)}
+    stopped = "Stopped; the same command goes on from here."
+    with mistakes_told(stopped, FloatingPointError, PeerError):
         with world().joined() as everyone, everyone.meeting():
             chosen = (abnn.Recipe.load(recipe) if recipe else abnn.Recipe()).with_(**overrides)
             bnn = _converted(_network(model, weights).to(everyone.device), chosen)
@@ -99,15 +101,6 @@ def command(
             checkpoint_seconds=checkpoint_seconds,
             snapshots=snapshots,
         )
-    except (ValueError, TypeError, FloatingPointError, PeerError) as error:
-        raise CommandError(str(error)) from error
-    except OSError as error:
-        reason = f"{error.filename}: {error.strerror}" if error.strerror else str(error)
-        raise CommandError(reason.rstrip(".") + ".") from error
-    except KeyboardInterrupt:
-        if is_first():
-            typer.echo("\nStopped; the same command goes on from here.", err=True)
-        raise typer.Exit(130) from None
     if everyone.rank == 0:
         typer.echo(f"{result}\nWritten to {out}.")
 
@@ -159,10 +152,3 @@ def _loader(
         num_workers=workers,
         drop_last=training and small,
     )
-
-
-def _numbers(option: str, text: str | None) -> tuple[float, ...]:
-    try:
-        return tuple(float(number) for number in text.split(",")) if text else ()
-    except ValueError as error:
-        raise CommandError(f"{option} {text} is not a list of numbers, as 0.5,0.5,0.5.") from error

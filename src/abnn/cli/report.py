@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from abnn.cli import CommandError
+from abnn.cli.options import mistakes_told
 
 
 def command(
@@ -40,18 +40,10 @@ def command(
     """
     from abnn.report import write_report
 
-    try:
+    with mistakes_told("Stopped; the page was not written.", ImportError):
         page = write_report(
             runs, out, figures=figures, title=title, reference=reference, replicates=replicates
         )
-    except (ValueError, ImportError) as error:
-        raise CommandError(str(error)) from error
-    except OSError as error:
-        reason = f"{error.filename}: {error.strerror}" if error.strerror else str(error)
-        raise CommandError(reason.rstrip(".") + ".") from error
-    except KeyboardInterrupt:
-        typer.echo("\nStopped; the page was not written.", err=True)
-        raise typer.Exit(130) from None
     typer.echo(f"Written to {page}.")
     if figures is not None:
         typer.echo(f"Figures are in {figures}.")

@@ -40,10 +40,10 @@ class Block(nn.Module):
 class CifarResNet(nn.Module):
     """Three stages of `blocks` blocks each; `cifar_resnet` makes it by its depth."""
 
-    def __init__(self, blocks: int, num_classes: int) -> None:
+    def __init__(self, blocks: int, num_classes: int, in_channels: int = 3) -> None:
         """Make the network with random weights."""
         super().__init__()
-        self.conv1 = nn.Conv2d(3, 16, 3, padding=1, bias=False)
+        self.conv1 = nn.Conv2d(in_channels, 16, 3, padding=1, bias=False)
         self.bn1 = nn.BatchNorm2d(16)
         self.layer1 = _stage(16, 16, blocks, stride=1)
         self.layer2 = _stage(16, 32, blocks, stride=2)
@@ -54,19 +54,20 @@ class CifarResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images `[B, 3, H, W]` -> logits `[B, num_classes]`."""
+        """Images `[B, C, H, W]` -> logits `[B, num_classes]`."""
         x = F.relu(self.bn1(self.conv1(x)))
         x = self.layer3(self.layer2(self.layer1(x)))
         logits: Tensor = self.linear(x.mean((2, 3)))
         return logits
 
 
-def cifar_resnet(depth: int = 20, num_classes: int = 10) -> CifarResNet:
+def cifar_resnet(depth: int = 20, num_classes: int = 10, in_channels: int = 3) -> CifarResNet:
     """The CIFAR ResNet of `depth` layers, with random weights.
 
     Args:
         depth: 6n + 2; the paper has 20, 32, 44, 56 and 110.
         num_classes: number of logits.
+        in_channels: channels of the images.
 
     >>> import torch
     >>> net = cifar_resnet(20)
@@ -78,7 +79,7 @@ def cifar_resnet(depth: int = 20, num_classes: int = 10) -> CifarResNet:
     blocks, rest = divmod(depth - 2, 6)
     if blocks < 1 or rest:
         raise ValueError(f"A CIFAR ResNet has 6n + 2 layers: choose 8, 14, 20, ..., not {depth}.")
-    return CifarResNet(blocks, num_classes)
+    return CifarResNet(blocks, num_classes, in_channels)
 
 
 def _stage(in_channels: int, channels: int, blocks: int, stride: int) -> nn.Sequential:
