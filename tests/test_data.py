@@ -1,0 +1,247 @@
+"""Data that a command line names: its parts, what is held out, and OOD sets of another shape."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+
+from abnn.data import held_out_split, open_data, open_ood, train_and_validation
+from abnn.image_set import Images
+
+RNG = np.random.default_rng(0)
+GREY = RNG.integers(0, 256, (12, 8, 8), dtype=np.uint8)
+COLOUR = RNG.integers(0, 256, (6, 16, 12, 3), dtype=np.uint8)
+LABELS = np.arange(12) % 3
+
+
+def saved(folder: Path, **arrays: Any) -> str:
+    np.savez(folder / "d.npz", **arrays)
+    return f"npz:{folder / 'd.npz'}"
+
+
+def like(C: int, H: int, W: int, **channels: Any) -> Images:
+    return Images(torch.zeros(3, C, H, W, dtype=torch.uint8), torch.zeros(3).long(), **channels)
+
+
+def stacked(data: Dataset[Any]) -> Tensor:
+    return torch.stack([data[i][0] for i in range(len(data))])  # type: ignore[arg-type]
+
+
+def test_the_test_part_is_x_test_or_all_there_is(tmp_path: Path) -> None:
+    source = saved(tmp_path, x_train=GREY, y_train=LABELS, x_test=GREY[:5], y_test=LABELS[:5])
+    both: Any = open_data(source, "test")
+    assert len(both) == 5
+    alone: Any = open_data(saved(tmp_path, x=GREY, y=LABELS), "test")
+    assert len(alone) == 12
+    with pytest.raises(ValueError, match="no x_test and y_test or x and y; it has x_train, y_tr"):
+        open_data(saved(tmp_path, x_train=GREY, y_train=LABELS), "test")
+
+
+@pytest.mark.parametrize("size, count", [(0.25, 25), (7, 7), (0.011, 1)])
+def test_what_is_held_out_and_what_is_left_is_everything(size: float, count: int) -> None:
+    rest, held = held_out_split(TensorDataset(torch.arange(100)), size)
+    assert len(held) == count
+    assert sorted([*rest.indices, *held.indices]) == list(range(100))
+
+
+def test_what_is_held_out_is_a_matter_of_the_seed_alone() -> None:
+    data = TensorDataset(torch.arange(100))
+    held = held_out_split(data, 20, seed=1)[1].indices
+    torch.manual_seed(5)
+    assert held_out_split(data, 20, seed=1)[1].indices == held
+    assert held_out_split(data, 20, seed=2)[1].indices != held
+
+
+def test_held_out_images_are_not_mirrored() -> None:
+    images = Images(torch.from_numpy(GREY), torch.from_numpy(LABELS), flip=True)
+    rest, held = held_out_split(images, 4)
+    plain = Images(torch.from_numpy(GREY), torch.from_numpy(LABELS))
+    for _ in range(10):
+        assert torch.equal(stacked(held), stacked(Subset(plain, held.indices)))
+    assert any((rest[0][0] != plain[rest.indices[0]][0]).any() for _ in range(20))
+
+
+class Stream(IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        return iter([(torch.zeros(1, 8, 8), 0)])
+
+
+@pytest.mark.parametrize("size", [0, 1.5, 12, -3, 0.01])
+def test_what_can_not_be_held_out_is_refused(size: float) -> None:
+    data = TensorDataset(torch.arange(12))
+    with pytest.raises(ValueError, match="can't be held out; give a share"):
+        held_out_split(data, size)
+    for other in (DataLoader(data), Stream()):
+        with pytest.raises(ValueError, match=f"held out of a {type(other).__name__}"):
+            held_out_split(other, 3)  # type: ignore[arg-type]
+
+
+def test_validation_data_is_never_test_data(tmp_path: Path) -> None:
+    arrays = {"x_train": GREY, "y_train": LABELS, "x_test": 255 - GREY, "y_test": LABELS}
+    train, validation, note = train_and_validation(saved(tmp_path, **arrays), size=3, seed=4)
+    assert note == "validation: 3 of the 12 training examples, drawn by seed 4"
+    both = torch.cat([stacked(train), stacked(validation)])
+    whole = torch.from_numpy(GREY).float().unsqueeze(1) / 255
+    assert len(both.unique(dim=0)) == 12
+    assert torch.equal(both.unique(dim=0), whole.unique(dim=0))
+
+
+def test_validation_data_of_a_file_is_used(tmp_path: Path) -> None:
+    arrays = {"x_train": GREY, "y_train": LABELS, "x_val": GREY[:4], "y_val": LABELS[:4]}
+    source = saved(tmp_path, **arrays)
+    train, validation, note = train_and_validation(source, augmentation=["hflip"])
+    assert (len(train), len(validation)) == (12, 4)  # type: ignore[arg-type]
+    assert note == f"validation: x_val of {tmp_path / 'd.npz'}"
+    assert isinstance(train, Images)
+    assert isinstance(validation, Images)
+    assert (train.flip, validation.flip) == (True, False)
+
+
+def test_a_loader_has_nothing_to_hold_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "held.py").write_text(
+        "import torch\nfrom torch.utils.data import DataLoader, TensorDataset\n"
+        "def data(): return TensorDataset(torch.arange(10))\n"
+        "def loader(): return DataLoader(data())\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    rest, held, _ = train_and_validation("module:held:data", size=4)
+    assert (len(rest), len(held)) == (6, 4)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="is a DataLoader, of which no validation data"):
+        train_and_validation("module:held:loader")
+    data, note = open_ood("module:held:data", like(1, 8, 8))
+    assert (len(data), note) == (10, "as its builder makes it")  # type: ignore[arg-type]
+
+
+# Out-of-distribution data
+
+
+def test_images_of_the_same_shape_stay_as_they_are(tmp_path: Path) -> None:
+    data, note = open_ood(saved(tmp_path, x_test=GREY, y_test=LABELS), like(1, 8, 8))
+    assert note == "as it is"
+    assert isinstance(data, Images)
+    assert torch.equal(stacked(data)[:, 0], torch.from_numpy(GREY).float() / 255)
+    assert (data.y == -100).all()
+
+
+def test_colour_becomes_the_grey_that_pillow_makes(tmp_path: Path) -> None:
+    data, note = open_ood(saved(tmp_path, x=COLOUR), like(1, 16, 12))
+    assert note == "grey by luminance"
+    assert isinstance(data, Images)
+    expected = np.stack([np.asarray(Image.fromarray(image).convert("L")) for image in COLOUR])
+    assert np.abs(data.x[:, 0].numpy().astype(int) - expected).max() <= 1
+    white = open_ood(saved(tmp_path, x=np.full_like(COLOUR, 255)), like(1, 16, 12))[0]
+    assert isinstance(white, Images)
+    assert (white.x == 255).all()
+
+
+def test_grey_becomes_three_equal_channels(tmp_path: Path) -> None:
+    data, note = open_ood(saved(tmp_path, x=GREY), like(3, 8, 8))
+    assert note == "grey in three channels"
+    assert isinstance(data, Images)
+    assert torch.equal(
+        stacked(data), torch.from_numpy(GREY).float().unsqueeze(1).repeat(1, 3, 1, 1) / 255
+    )
+
+
+@pytest.mark.parametrize("size", [(8, 6), (5, 9), (32, 24)])
+def test_images_are_resized_as_pillow_does(tmp_path: Path, size: tuple[int, int]) -> None:
+    data, note = open_ood(saved(tmp_path, x=COLOUR), like(3, *size))
+    stretched = ", out of proportion" if size == (5, 9) else ""
+    assert note == f"resized from 16 x 12 to {size[0]} x {size[1]}{stretched}"
+    assert isinstance(data, Images)
+    expected = np.stack(
+        [
+            np.asarray(Image.fromarray(image).resize(size[::-1], Image.Resampling.BILINEAR))
+            for image in COLOUR
+        ]
+    )
+    assert np.abs(data.x.movedim(1, -1).numpy().astype(int) - expected).max() <= 1
+
+
+def test_both_are_done_to_any_number_of_images(tmp_path: Path) -> None:
+    many = np.concatenate([COLOUR] * 50)
+    data, note = open_ood(saved(tmp_path, x=many), like(1, 7, 7))
+    assert note == "grey by luminance; resized from 16 x 12 to 7 x 7, out of proportion"
+    assert isinstance(data, Images)
+    assert data.x.shape == (300, 1, 7, 7)
+    assert torch.equal(data.x[:6], data.x[-6:])
+
+
+def test_they_are_normalised_as_those_that_they_are_told_from(tmp_path: Path) -> None:
+    source = saved(tmp_path, x=GREY)
+    plain = torch.from_numpy(GREY).float().unsqueeze(1) / 255
+    known = Subset(like(1, 8, 8, mean=[0.5], std=[0.25], flip=True), [0, 1])
+    for given in (known, DataLoader(known)):
+        data, _ = open_ood(source, given)
+        assert isinstance(data, Images)
+        assert not data.flip
+        torch.testing.assert_close(stacked(data), (plain - 0.5) / 0.25)
+    own = TensorDataset(torch.zeros(2, 1, 8, 8), torch.zeros(2))
+    data, _ = open_ood(source, own, mean=[0.1], std=[0.2])
+    torch.testing.assert_close(stacked(data), (plain - 0.1) / 0.2)  # type: ignore[arg-type]
+    stream, _ = open_ood(source, Stream(), mean=[0.1], std=[0.2])
+    torch.testing.assert_close(stacked(stream), (plain - 0.1) / 0.2)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="not known how the in-distribution data is normalised"):
+        open_ood(source, own)
+
+
+def test_inputs_that_are_no_images_must_be_alike(tmp_path: Path) -> None:
+    rows = np.zeros((5, 4), np.float32)
+    known = TensorDataset(torch.zeros(2, 4), torch.zeros(2))
+    data, note = open_ood(saved(tmp_path, x=rows), known)
+    assert (len(data), note) == (5, "as it is")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"has the shape \[3\], but .* \[4\]"):
+        open_ood(saved(tmp_path, x=rows[:, :3]), known)
+
+
+@pytest.mark.parametrize(
+    "arrays, known, message",
+    [
+        ({"x_train": GREY}, like(1, 8, 8), "no x_test or x; it has x_train"),
+        ({"x": GREY[:0]}, like(1, 8, 8), "x of .* hold no examples"),
+        ({"x": GREY.astype(np.float32)}, like(1, 8, 8), "holds float32 .* is of images of bytes"),
+        ({"x": GREY.astype(np.int64)}, like(1, 8, 8), "holds int64 .* is of images of bytes"),
+        ({"x": np.zeros((3, 8, 8, 4), np.uint8)}, like(3, 8, 8), "have 4 channels, .* 3; only"),
+        ({"x": GREY}, TensorDataset(torch.zeros(2, 4)), "uint8 .* of floating-point inputs"),
+        ({"x": np.array(["a"])}, like(1, 8, 8), "no npz file of plain arrays"),
+        ({"x": np.array([{}])}, like(1, 8, 8), "no npz file of plain arrays"),
+    ],
+)
+def test_unfit_ood_data_is_refused(
+    tmp_path: Path, arrays: dict[str, Any], known: Dataset[Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_ood(saved(tmp_path, **arrays), known)
+
+
+def test_a_source_must_say_what_it_is() -> None:
+    with pytest.raises(ValueError, match="write npz:PATH or module:"):
+        open_ood("d.npz", like(1, 8, 8))
+    with pytest.raises(FileNotFoundError, match=r"no file none\.npz"):
+        open_ood("npz:none.npz", like(1, 8, 8))
+    with pytest.raises(ValueError, match="Give both --mean and --std"):
+        open_ood("npz:none.npz", like(1, 8, 8), mean=[0.5])
+
+
+@pytest.mark.parametrize(
+    "arrays, message",
+    [
+        ({"x": GREY[:0], "y": LABELS[:0]}, "x and y of .* hold no examples"),
+        ({"x": GREY, "y": LABELS + 0.5}, "labels of .* are float64 .* numbers of classes"),
+        ({"x": GREY}, "no x_train and y_train or x and y; it has x"),
+        ({"x": GREY, "y": LABELS[:3]}, "12 inputs but 3 labels"),
+    ],
+)
+def test_unfit_labelled_data_is_refused(
+    tmp_path: Path, arrays: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        open_data(saved(tmp_path, **arrays), "train")
