@@ -24,7 +24,7 @@ def test_importing_abnn_imports_no_other_library() -> None:
 def test_the_core_works_where_no_other_library_is_installed() -> None:
     code = (
         "import sys, tempfile\n"
-        "names = 'torchvision timm transformers sklearn typer rich torchmetrics'\n"
+        "names = 'torchvision timm transformers sklearn typer rich torchmetrics laplace'\n"
         "for name in [*names.split(), 'pyarrow', 'matplotlib']:\n"
         "    sys.modules[name] = None\n"
         "import torch, abnn\n"

@@ -7,12 +7,13 @@ from typing import Any, Literal, get_args
 
 from torch import Tensor, nn
 
-from abnn.baselines.members import Members
+from abnn.baselines.members import Members, change_first
 from abnn.baselines.method import Method
 from abnn.outputs import Inputs, Output
-from abnn.surgery import channel_dim, copied, weighted_layers, widths
+from abnn.surgery import copied, swapped, weighted_layers, widths
 
 Factors = Literal["normal", "signs", "ones"]
+FACTORS = ("ensemble_r", "ensemble_s")
 
 
 class BatchEnsemble(Method):
@@ -23,6 +24,9 @@ class BatchEnsemble(Method):
     in every convolution and linear layer; norms are shared. While it is trained, every member gets
     an equal share of each batch, so a step costs what a step of the network costs. All members
     predict in one pass.
+
+    A layer whose weight is read without calling it stays shared: the projections of
+    `nn.MultiheadAttention`, and those of torchvision's Swin and timm's BEiT.
 
     Args:
         net: the network, with the weights from which the shared ones start; copied.
@@ -70,58 +74,40 @@ class BatchEnsemble(Method):
     def parameter_groups(self) -> Sequence[dict[str, Any]]:
         """The shared weights, and the factors: decay would pull these to 0, not to 1."""
         named = list(self.named_parameters())
-        factors = [p for name, p in named if name.endswith(("ensemble_r", "ensemble_s"))]
-        rest = [p for name, p in named if not name.endswith(("ensemble_r", "ensemble_s"))]
+        factors = [p for name, p in named if name.endswith(FACTORS)]
+        rest = [p for name, p in named if not name.endswith(FACTORS)]
         return [{"params": rest}, {"params": factors, "weight_decay": 0.0}]
 
 
 def _multiply(layer: nn.Module, members: Members, factors: Factors) -> None:
     """Give a layer factors and a bias for every member, and what applies them."""
-    weight, M = layer.weight, members.count
+    weight, bias, M = layer.weight, layer.bias, members.count
     assert isinstance(weight, Tensor)
-    for name, width in zip(("ensemble_r", "ensemble_s"), widths(layer), strict=True):
+    for name, width in zip(FACTORS, widths(layer), strict=True):
         values = weight.new_ones(M, width).detach()
         if factors == "normal":
             values.normal_(1.0, 0.5)
         elif factors == "signs":
             values.bernoulli_(0.5).mul_(2).sub_(1)
         layer.register_parameter(name, nn.Parameter(values))
-    bias = layer.bias
-    if isinstance(bias, Tensor):
-        layer.register_parameter("ensemble_b", nn.Parameter(bias.detach().repeat(M, 1)))
-        layer.register_parameter("bias", None)
-    layer.register_forward_pre_hook(_Before(members))
-    layer.register_forward_hook(_After(members))
+    biases = nn.Parameter(bias.detach().repeat(M, 1)) if isinstance(bias, Tensor) else None
+    layer.register_parameter("ensemble_b", biases)
+    layer.forward = _RankOne(layer, members)
 
 
-class _Before:
-    """Multiplies what goes into a layer by r."""
+class _RankOne:
+    """What a layer of the members computes: (W (x * r)) * s + b.
 
-    def __init__(self, members: Members) -> None:
-        self.members = members
-
-    def __call__(self, layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Any, ...]:
-        x, *rest = args
-        return x * spread(layer.ensemble_r, layer, x, self.members), *rest
-
-
-class _After(_Before):
-    """Multiplies what comes out of a layer by s, and adds the bias."""
-
-    def __call__(self, layer: nn.Module, args: tuple[Tensor, ...], y: Tensor) -> Tensor:  # type: ignore[override]
-        y = y * spread(layer.ensemble_s, layer, y, self.members)
-        bias = getattr(layer, "ensemble_b", None)
-        return y if bias is None else y + spread(bias, layer, y, self.members)
-
-
-def spread(bank: Any, layer: nn.Module, x: Tensor, members: Members) -> Tensor:
-    """The members' numbers `[M, C]` for the rows of a layer's input or output.
-
-    >>> members, x = Members(2), torch.zeros(4, 3, 5, 5)
-    >>> with members.rows_of(torch.tensor([0, 0, 1, 1])):
-    ...     spread(torch.ones(2, 3), nn.Conv2d(3, 1, 1), x, members).shape
-    torch.Size([4, 3, 1, 1])
+    The layer keeps a bias of its own, for networks that read it without calling the layer.
     """
-    rows = members.select(bank, len(x))
-    after = -1 - channel_dim(layer)  # dimensions behind the channels
-    return rows.reshape(len(rows), *[1] * (x.ndim - 2 - after), -1, *[1] * after)
+
+    def __init__(self, layer: Any, members: Members) -> None:
+        self.layer, self.members, self.plain = layer, members, layer.forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        layer, spread = self.layer, self.members.spread
+        args, kwargs = change_first(lambda x: x * spread(layer.ensemble_r, layer, x), args, kwargs)
+        with swapped(layer, {"bias": None}):
+            y: Tensor = self.plain(*args, **kwargs)
+        y = y * spread(layer.ensemble_s, layer, y)
+        return y if layer.ensemble_b is None else y + spread(layer.ensemble_b, layer, y)

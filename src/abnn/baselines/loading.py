@@ -6,18 +6,42 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
+from abnn.baselines.augmentation import TestTimeAugmentation
 from abnn.baselines.batch_ensemble import BatchEnsemble
 from abnn.baselines.conformal import Conformal
 from abnn.baselines.ensemble import DeepEnsemble
+from abnn.baselines.laplace import Laplace
+from abnn.baselines.latent_noise import LatentNoise
 from abnn.baselines.method import KIND, TENSORS, Method
+from abnn.baselines.mimo import MIMO
+from abnn.baselines.multi_swag import MultiSWAG
+from abnn.baselines.packed_ensembles import PackedEnsembles
 from abnn.baselines.single import Single
+from abnn.baselines.swag import SWAG
 from abnn.baselines.temperature import TemperatureScaling
+from abnn.baselines.tradi import TRADI
+from abnn.baselines.vi import VIBNN
 from abnn.outputs import Output
 from abnn.store import ArtifactError, read_artifact
 
 METHODS: dict[str, type[Method]] = {
     method.__name__: method
-    for method in (BatchEnsemble, Conformal, DeepEnsemble, Single, TemperatureScaling)
+    for method in (
+        BatchEnsemble,
+        Conformal,
+        DeepEnsemble,
+        Laplace,
+        LatentNoise,
+        MIMO,
+        MultiSWAG,
+        PackedEnsembles,
+        SWAG,
+        Single,
+        TRADI,
+        TemperatureScaling,
+        TestTimeAugmentation,
+        VIBNN,
+    )
 }
 
 
