@@ -7,9 +7,10 @@ from typing import Annotated
 import typer
 
 import abnn
-from abnn.cli import demo, fit, inspect, report
+from abnn.cli import compare, demo, fit, inspect, report
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+app.command("compare")(compare.command)
 app.command("demo")(demo.command)
 app.command("fit")(fit.command)
 app.command("inspect")(inspect.command)

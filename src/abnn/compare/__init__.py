@@ -1,0 +1,8 @@
+"""Compare methods on the same data, networks and seeds: the paper's table."""
+
+from abnn.compare.methods import ENTRIES, Entry
+from abnn.compare.run import Comparison, compare
+from abnn.compare.table import ComparisonTable
+from abnn.compare.trial import Setting, Trial
+
+__all__ = ["ENTRIES", "Comparison", "ComparisonTable", "Entry", "Setting", "Trial", "compare"]
