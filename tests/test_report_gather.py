@@ -153,6 +153,20 @@ def test_where_only_foreign_data_differ_the_rest_is_tested(run: Path) -> None:
     assert list(other.verdicts) == ["accuracy", "nll", "brier", "ece", "aurc"]
 
 
+def test_only_the_first_runs_are_shown_in_detail_if_asked(run: Path, tmp_path: Path) -> None:
+    for seed in (1, 2):
+        other = tmp_path / f"seed{seed}/run"
+        evaluated(other, "ABNN", abnn.convert(net().eval(), modes=2, alpha=0.1), seed=seed)
+    runs = [run, tmp_path / "seed1/run", tmp_path / "seed2/run"]
+    whole, brief = (gather(runs, replicates=50, detailed=n) for n in (None, 1))
+    assert brief.seeds == whole.seeds
+    own = gather([run], replicates=50)
+    assert [m.name for m in brief.methods] == [m.name for m in own.methods]
+    assert any("Of 3 runs, 1 is shown" in note for note in brief.notes)
+    with pytest.raises(ValueError, match="detailed=0 shows no run"):
+        gather(runs, detailed=0)
+
+
 def test_runs_of_several_seeds_are_summed_up(run: Path, tmp_path: Path) -> None:
     for seed in (1, 2):
         other = tmp_path / f"seed{seed}/run"

@@ -212,6 +212,6 @@ def _report(runs: Sequence[Path], page: Path) -> None:
     try:
         from abnn.report import write_report
 
-        write_report(list(runs), page)
+        write_report(list(runs), page, detailed=1)
     except ImportError as error:
         typer.echo(f"No page was written: {error}", err=True)

@@ -62,6 +62,7 @@ def gather(
     title: str | None = None,
     reference: str | None = None,
     replicates: int = 1000,
+    detailed: int | None = None,
     progress: bool | None = None,
 ) -> ReportData:
     """Read the records of runs, and compare them.
@@ -72,16 +73,30 @@ def gather(
         reference: name of the method that all others are compared with; default: the first plain
             network, which `abnn.baselines.Single` is.
         replicates: resampled sets behind every interval; see `abnn.statistics`.
+        detailed: how many of the runs are shown one by one, the first ones; the others count where
+            mean and spread over runs are told. Default: all.
         progress: show a line of progress; default: on a terminal.
     """
     if not runs:
         raise ValueError("There is no run to report on; give at least one directory.")
+    if detailed is not None and detailed < 1:
+        raise ValueError(f"detailed={detailed} shows no run; give at least 1.")
     sources = _without_twins([source for run in runs for source in _sources(Path(run))])
     first = _reference(sources, reference)
-    ordered = [first, *(source for source in sources if source is not first)]
+    every = [first, *(source for source in sources if source is not first)]
+    order = list(dict.fromkeys(source.run for source in every))
+    ordered = [source for source in every if source.run in order[:detailed]]
     labels = _labels([source.run for source in ordered])
     names = [source.recorded.name for source in ordered]
     notes = _notes(first, ordered)
+    if len(ordered) < len(every):
+        notes.append(
+            f"Of {len(order)} runs, {detailed} is shown in detail, as are its intervals and "
+            "tests; what is said over seeds is of all."
+            if detailed == 1
+            else f"Of {len(order)} runs, the first {detailed} are shown in detail; what is said "
+            "over seeds is of all."
+        )
     # A run is one fit, that of its first record with modes.
     fitted = {source.run: source for source in reversed(ordered) if source.recorded.modes}
     methods = []
@@ -114,7 +129,7 @@ def gather(
         classes=first.recorded.known["probs"].shape[1],
         ood={name: saved.rows for name, saved in first.recorded.ood.items()},
         methods=methods,
-        seeds=_seeds(ordered, first),
+        seeds=_seeds(every, first),
         notes=notes,
         parameters=first.recorded.parameters,
     )

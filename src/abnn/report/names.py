@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from abnn.report.data import Curve, Method
 from abnn.statistics import HIGHER_IS_BETTER
@@ -92,15 +92,15 @@ def better_is_more(name: str) -> bool:
     return HIGHER_IS_BETTER.get(part(name), True)
 
 
-def headline(names: Iterable[str]) -> list[str]:
-    """The figures that a judgement looks at, of those given."""
+def headline(names: Iterable[str], detection: Sequence[str] = ("auroc",)) -> list[str]:
+    """The figures that a judgement looks at, of those given; of detection, those of these kinds."""
     kinds = ("accuracy", "nll", "ece", "aurc")
     given = list(names)
     plain_ones = [kind for kind in kinds if kind in given]
     return plain_ones + [
         name
         for name in given
-        if part(name) == "auroc" and (found := dataset(name)) and found[1] == "msp"
+        if part(name) in detection and (found := dataset(name)) and found[1] == "msp"
     ]
 
 

@@ -14,7 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from abnn.report import names, words
-from abnn.report.data import Example, Method, ReportData, Thresholds
+from abnn.report.data import Example, Method, ReportData, Spread, Thresholds
 from abnn.report.drawing import Drawing, inline
 from abnn.report.figures import drawings
 
@@ -32,6 +32,7 @@ class Cell:
     text: str
     small: str = ""
     best: bool = False
+    second: bool = False
     symbol: str = ""
     verdict: str = ""
     title: str = ""
@@ -178,6 +179,7 @@ def _figure(method: Method, name: str, data: ReportData) -> Cell:
         text,
         small,
         best,
+        False,
         words.SYMBOLS.get(verdict.verdict, ""),
         verdict.verdict,
         f"{verdict.verdict} ({names.label(base)} as reference): difference "
@@ -209,22 +211,36 @@ def seed_table(data: ReportData) -> dict[str, Any] | None:
     if not data.seeds:
         return None
     given = [name for row in data.seeds.values() for name in row]
-    kept = names.headline(dict.fromkeys(given))
-    rows = []
-    for who, found in data.seeds.items():
-        row = []
-        for name in kept:
-            spread = found.get(name)
-            if spread is None:
-                row.append(Cell("–"))
-                continue
-            verdict = spread.verdict or ""
-            text = f"{_bare(name, spread.mean)} ± {_bare(name, spread.sd)}"
-            symbol = words.SYMBOLS.get(verdict, "")
-            row.append(Cell(text, "", False, symbol, verdict, verdict, room=True))
-        rows.append((who, max((s.n for s in found.values()), default=0), row))
+    kept = names.headline(dict.fromkeys(given), detection=("aupr", "auroc", "fpr95"))
+    columns = [
+        _seed_column(name, [found.get(name) for found in data.seeds.values()]) for name in kept
+    ]
+    rows = [
+        (who, max((s.n for s in found.values()), default=0), list(row))
+        for (who, found), row in zip(data.seeds.items(), zip(*columns, strict=True), strict=True)
+    ]
     heads = [names.figure_name(n) + (", %" if names.unit(n) else "") for n in kept]
     return {"heads": heads, "rows": rows}
+
+
+def _seed_column(name: str, spreads: Sequence[Spread | None]) -> list[Cell]:
+    """A figure of all methods; what is printed alike is marked alike."""
+    found = [s for s in spreads if s is not None and not math.isnan(s.mean)]
+    found.sort(key=lambda s: s.mean, reverse=names.better_is_more(name))
+    ranked = list(dict.fromkeys(_bare(name, s.mean) for s in found))
+    best, second = ranked[:2] if len(ranked) > 1 else ("", "")
+    cells = []
+    for spread in spreads:
+        if spread is None:
+            cells.append(Cell("–"))
+            continue
+        verdict, mean = spread.verdict or "", _bare(name, spread.mean)
+        text = f"{mean} ± {_bare(name, spread.sd)}"
+        symbol = words.SYMBOLS.get(verdict, "")
+        cells.append(
+            Cell(text, "", mean == best, mean == second, symbol, verdict, verdict, room=True)
+        )
+    return cells
 
 
 def cost_choices(found: Sequence[Drawing]) -> dict[str, dict[str, str]]:

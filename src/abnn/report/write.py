@@ -18,6 +18,7 @@ def write_report(
     title: str | None = None,
     reference: str | None = None,
     replicates: int = 1000,
+    detailed: int | None = None,
     progress: bool | None = None,
 ) -> Path:
     """Write a page about the evaluations of some runs: one file that needs nothing else.
@@ -31,6 +32,8 @@ def write_report(
         title: of the page.
         reference: name of the method that the others are compared with; default: the network alone.
         replicates: resampled sets behind every interval.
+        detailed: how many of the runs are shown one by one, the first ones; the others count where
+            mean and spread over runs are told. Default: all.
         progress: show a line of progress; default: on a terminal.
 
     >>> import tempfile
@@ -53,7 +56,14 @@ def write_report(
     if out.is_dir():
         raise IsADirectoryError(f"{out} is a directory; give a file for the page.")
     some = [runs] if isinstance(runs, str | PathLike) else list(runs)
-    data = gather(some, title=title, reference=reference, replicates=replicates, progress=progress)
+    data = gather(
+        some,
+        title=title,
+        reference=reference,
+        replicates=replicates,
+        detailed=detailed,
+        progress=progress,
+    )
     page = render(data)
     if figures is not None:
         write_figures(data, Path(figures))
