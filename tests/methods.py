@@ -19,6 +19,9 @@ MAKERS: dict[str, Callable[[Any], Method]] = {
     "batch_ensemble": lambda net: baselines.BatchEnsemble(net, 3),
     "laplace": baselines.Laplace,
     "laplace_sampled": lambda net: baselines.Laplace(net, structure="diag", predictive="sampling"),
+    "lp_bnn": lambda net: baselines.LPBNN(net, 3, latent=4),
+    "masksembles": lambda net: baselines.Masksembles(net, 3, scale=1.5),
+    "mc_dropout": baselines.MCDropout,
     "mimo": lambda net: baselines.MIMO(net, 2, rho=0.5),
     "packed_ensembles": lambda net: baselines.PackedEnsembles(net, 2, alpha=1.5),
     "tradi": lambda net: baselines.TRADI(net, features=4),
@@ -27,7 +30,7 @@ MAKERS: dict[str, Callable[[Any], Method]] = {
     "augmentation": baselines.TestTimeAugmentation,
     "latent_noise": baselines.LatentNoise,
 }
-DRAWN = {"laplace_sampled", "tradi", "vi", "augmentation", "latent_noise"}
+DRAWN = {"laplace_sampled", "lp_bnn", "mc_dropout", "tradi", "vi", "augmentation", "latent_noise"}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,9 @@ from abnn.baselines.ensemble import DeepEnsemble
 from abnn.baselines.laplace import Laplace
 from abnn.baselines.latent_noise import LatentNoise
 from abnn.baselines.loading import METHODS, load
+from abnn.baselines.lp_bnn import LPBNN
+from abnn.baselines.masksembles import Masksembles
+from abnn.baselines.mc_dropout import MCDropout
 from abnn.baselines.method import Method
 from abnn.baselines.mimo import MIMO
 from abnn.baselines.multi_swag import MultiSWAG
@@ -26,6 +29,7 @@ from abnn.baselines.vi import VIBNN
 from abnn.store import ArtifactError
 
 __all__ = [
+    "LPBNN",
     "METHODS",
     "MIMO",
     "SWAG",
@@ -37,6 +41,8 @@ __all__ = [
     "DeepEnsemble",
     "Laplace",
     "LatentNoise",
+    "MCDropout",
+    "Masksembles",
     "Method",
     "MultiSWAG",
     "PackedEnsembles",

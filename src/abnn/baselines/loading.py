@@ -12,6 +12,9 @@ from abnn.baselines.conformal import Conformal
 from abnn.baselines.ensemble import DeepEnsemble
 from abnn.baselines.laplace import Laplace
 from abnn.baselines.latent_noise import LatentNoise
+from abnn.baselines.lp_bnn import LPBNN
+from abnn.baselines.masksembles import Masksembles
+from abnn.baselines.mc_dropout import MCDropout
 from abnn.baselines.method import KIND, TENSORS, Method
 from abnn.baselines.mimo import MIMO
 from abnn.baselines.multi_swag import MultiSWAG
@@ -30,9 +33,12 @@ METHODS: dict[str, type[Method]] = {
         BatchEnsemble,
         Conformal,
         DeepEnsemble,
+        LPBNN,
         Laplace,
         LatentNoise,
+        MCDropout,
         MIMO,
+        Masksembles,
         MultiSWAG,
         PackedEnsembles,
         SWAG,

@@ -28,6 +28,7 @@ from abnn.folding import (
     signature,
 )
 from abnn.norm import NotFoldable
+from abnn.order import random_states, set_random_states
 from abnn.outputs import Inputs
 from abnn.surgery import channel_dim
 
@@ -158,6 +159,7 @@ class Members:
     def _trial(self, method: Method, x: Inputs) -> bool:
         """Whether one pass equals many, with members that are far apart even if these are not."""
         before, self._trying = self._trying, True
+        states = random_states()  # a network may draw, and a resumed training makes no trial twice
         try:
             with inference(method):
                 alone = torch.stack([self._alone(method, x, m) for m in range(self.count)])
@@ -167,6 +169,7 @@ class Members:
                     return False
         finally:
             self._trying = before
+            set_random_states(states)
         return agree(together, alone, any_half([alone]))
 
     def _together(self, method: Method, x: Inputs, count: int) -> Tensor:

@@ -192,6 +192,11 @@ ENTRIES: dict[str, Entry] = {
         predict=_samples,
     ),
     "vi": Entry("VI-BNN", _vi, predict=_samples),
+    "mc_dropout": Entry(
+        "MC Dropout",
+        _from_scratch("mc_dropout", lambda net, s: baselines.MCDropout(net, **s.network)),
+        predict=_samples,
+    ),
     "tradi": Entry(
         "TRADI",
         _from_scratch("tradi", lambda net, s: baselines.TRADI(net, **s.network)),
@@ -205,6 +210,17 @@ ENTRIES: dict[str, Entry] = {
         "BatchEnsemble",
         _from_scratch(
             "batch_ensemble", lambda net, s: baselines.BatchEnsemble(net, s.members, **s.network)
+        ),
+    ),
+    "lp_bnn": Entry(
+        "LP-BNN",
+        _from_scratch("lp_bnn", lambda net, s: baselines.LPBNN(net, s.members, **s.network)),
+        predict=_samples_each,
+    ),
+    "masksembles": Entry(
+        "Masksembles",
+        _from_scratch(
+            "masksembles", lambda net, s: baselines.Masksembles(net, s.members, **s.network)
         ),
     ),
     "mimo": Entry("MIMO (rho=0)", _from_scratch("mimo", _mimo(rho=0.0))),
