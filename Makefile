@@ -19,6 +19,7 @@ bench: $(VENV)/.dev $(BENCH)/.bench
 	$(BIN)/python benchmarks/sampling.py
 	$(BIN)/python benchmarks/fit_step.py
 	$(BENCH)/bin/python benchmarks/others.py
+	$(BENCH)/bin/python benchmarks/oracles.py
 	$(BIN)/python benchmarks/memory.py
 	$(BIN)/python benchmarks/import_time.py
 	$(BIN)/python benchmarks/pixels.py
