@@ -203,6 +203,33 @@ def test_around_a_quadratic_the_mean_is_nearer_the_posterior_mean_than_the_itera
     assert spread > 0.05
 
 
+class Means(SWAG):
+    """Every weight w is the mean of data x ~ N(w, 1), and has the loss (w - x)^2 / 2."""
+
+    def training_loss(self, inputs: Any, labels: Tensor, ignore_index: int = -100) -> Tensor:
+        loss: Tensor = 0.5 * (self.net.weight.flatten() - inputs).square().sum()
+        return loss
+
+
+def test_at_the_rate_at_which_sgd_samples_the_posterior_it_is_the_posterior() -> None:
+    """SGD on one example a step is an AR(1) process, of variance `lr s^2 / (2 - lr)`."""
+    torch.manual_seed(0)
+    n, weights, steps = 50, 2000, 4000
+    data = torch.randn(n, weights)
+    drawn = data.gather(0, torch.randint(n, (steps, weights)))
+    loader = [(x, torch.zeros(1, dtype=torch.long)) for x in drawn]
+    swag = Means(nn.Linear(1, weights, bias=False), snapshots=400, members=8)
+    rate: dict[str, Any] = {"lr": 2 / (n + 1), "schedule": "constant", "momentum": 0.0}
+    abnn.train(swag, loader, epochs=1, weight_decay=0.0, **rate)
+    # The posterior is N(mean of the data, 1 / n), and s^2 is 1 but for what n examples vary.
+    mean, variance = data.mean(0), data.var(0, correction=0) / n
+    draws = torch.stack([swag.weights(m)["weight"].flatten() for m in range(8)])
+    assert (swag.mean - mean).square().mean() < 0.05 * variance.mean()
+    assert swag.variance.mean().item() == pytest.approx(variance.mean().item(), rel=0.06)
+    off = (draws - mean).square().mean()
+    assert off.item() == pytest.approx(variance.mean().item(), rel=0.15)
+
+
 # The statistics of norms
 
 
