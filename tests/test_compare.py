@@ -20,7 +20,7 @@ from abnn.compare import ENTRIES, Setting, Trial, compare
 from abnn.record import Recorded
 
 RECIPE = Recipe(epochs=2, lr=0.05, prior=None)
-FEW = ["single", "temperature", "deep_ensemble", "batch_ensemble", "abnn"]
+FEW = ["single", "temperature", "batch_ensemble", "deep_ensemble", "abnn"]
 
 
 def network(width: int = 8) -> nn.Sequential:
@@ -128,7 +128,8 @@ def test_what_is_done_is_not_done_again_and_more_can_be_added(tmp_path: Path) ->
     more = compare(setting(), tmp_path, methods=FEW, seeds=[0, 1])
     assert more.evaluations["Single model"][0] == first.evaluations["Single model"][0]
     assert len(more.evaluations["ABNN"]) == 2
-    assert more.runs == [tmp_path / "seed-0", tmp_path / "seed-1"]
+    seeds = ("seed-0", "seed-1")
+    assert more.records == [tmp_path / s / "evaluation" / m for s in seeds for m in FEW]
 
 
 def test_seeds_and_members_differ_in_their_weights_and_are_reproducible(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from abnn.batches import inputs_of, split
 from abnn.cli import CommandError
 from abnn.cli.network import build
 from abnn.cli.options import mistakes_told, numbers, whole_numbers
-from abnn.compare import ENTRIES, Setting, compare
+from abnn.compare import ENTRIES, Comparison, Setting, compare
 from abnn.data import has_test, open_data, open_ood, train_and_validation
 from abnn.folding import first_tensor
 from abnn.train import FROM_SCRATCH
@@ -97,7 +97,7 @@ def command(
         )
         typer.echo(result.table.to_json() if as_json else str(result))
         if report:
-            _report(result.runs, out / "report.html")
+            _report(result, out / "report.html")
     typer.echo(f"Written to {out}.", err=as_json)
     if result.failed:
         raise typer.Exit(1)
@@ -208,10 +208,11 @@ def _named(ood: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def _report(runs: Sequence[Path], page: Path) -> None:
+def _report(result: Comparison, page: Path) -> None:
     try:
         from abnn.report import write_report
 
-        write_report(list(runs), page, detailed=1)
+        title = f"{len(result.evaluations)} methods compared"
+        write_report(result.records, page, title=title, detailed=1)
     except ImportError as error:
         typer.echo(f"No page was written: {error}", err=True)

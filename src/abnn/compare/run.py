@@ -44,13 +44,14 @@ class Comparison:
         evaluations: of every method, by its title, in the order of the seeds; `None` of one that
             failed.
         failed: what could not be done, by what it was, and why.
-        runs: a directory for every seed, as `abnn report` takes them.
+        records: of all evaluations, seed by seed in the order of the table, as
+            `abnn.report.write_report` takes them.
     """
 
     table: ComparisonTable
     evaluations: Mapping[str, Sequence[Evaluation | None]]
     failed: Mapping[str, str]
-    runs: Sequence[Path]
+    records: Sequence[Path]
 
     def __str__(self) -> str:
         """The table, and what failed."""
@@ -110,8 +111,9 @@ def compare(
         ("table.json", table.to_json()),
     ):
         write(folder / name, (text.rstrip("\n") + "\n").encode())
-    runs = [_folder(folder, seed) for seed in seeds]
-    return Comparison(table, evaluations, failed, [run for run in runs if run.is_dir()])
+    records = [_record(_folder(folder, seed), name) for seed in seeds for name in entries]
+    there = [record for record in records if (record / RECORD).is_file()]
+    return Comparison(table, evaluations, failed, there)
 
 
 @dataclass(frozen=True)
