@@ -79,16 +79,34 @@ def network_fingerprint(net: nn.Module, leave_out: Collection[str] = ()) -> dict
     >>> a["structure"] == b["structure"], a["values"] == b["values"]
     (True, False)
     """
-    structure, values = hashlib.sha256(), hashlib.sha256()
+    values = hashlib.sha256()
+    for _, tensor in _tensors(net, leave_out):
+        values.update(tensor_bytes(tensor))
+    return {"structure": structure_of(net, leave_out), "values": values.hexdigest()}
+
+
+def structure_of(net: nn.Module, leave_out: Collection[str] = ()) -> str:
+    """A digest of a network's modules, and of the names, shapes and types of its tensors.
+
+    >>> structure_of(nn.Linear(2, 3)) == structure_of(nn.Linear(2, 3, bias=False))
+    False
+    """
+    structure = hashlib.sha256()
     for name, module in net.named_modules():
         if not any(f"{name}.".startswith(start) for start in leave_out):
             cls = original_class(module) if isinstance(module, BayesNorm) else type(module)
             structure.update(f"{name}:{cls.__name__}\n".encode())
-    for name, tensor in net.state_dict().items():
-        if not any(name.startswith(start) for start in leave_out) and isinstance(tensor, Tensor):
-            structure.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}\n".encode())
-            values.update(tensor_bytes(tensor))
-    return {"structure": structure.hexdigest(), "values": values.hexdigest()}
+    for name, tensor in _tensors(net, leave_out):
+        structure.update(f"{name}:{tuple(tensor.shape)}:{tensor.dtype}\n".encode())
+    return structure.hexdigest()
+
+
+def _tensors(net: nn.Module, leave_out: Collection[str]) -> list[tuple[str, Tensor]]:
+    return [
+        (name, tensor)
+        for name, tensor in net.state_dict().items()
+        if isinstance(tensor, Tensor) and not any(name.startswith(start) for start in leave_out)
+    ]
 
 
 def _checksum(config: Mapping[str, Any]) -> str:

@@ -34,7 +34,7 @@ from abnn.steps import (
     number_of_steps,
     optimizer_of,
 )
-from abnn.store import network_fingerprint
+from abnn.store import structure_of
 
 WEIGHTS = "network.safetensors"
 FROM_SCRATCH = Recipe(epochs=30, lr=0.1, schedule="polynomial", prior=None)
@@ -305,7 +305,7 @@ def _settings(model: nn.Module, recipe: Recipe, steps: int) -> dict[str, Any]:
         "steps": steps,
         "method": type(model).__name__,
         "arguments": arguments if isinstance(arguments, dict) else {},
-        "network": network_fingerprint(model)["structure"],
+        "network": structure_of(model),
         "start": digest(_values(model)),
     }
     # What was written before is compared as JSON, which has no tuples.

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from abnn.baselines.method import Method
 from abnn.outputs import Inputs, Output, call, logits_of
-from abnn.store import ArtifactError, network_fingerprint
+from abnn.store import ArtifactError, structure_of
 from abnn.surgery import copied
 
 
@@ -69,7 +69,7 @@ class DeepEnsemble(Method):
     @property
     def arguments(self) -> dict[str, Any]:
         """How many networks there are, and where their classes are."""
-        kinds = {network_fingerprint(net)["structure"] for net in self.nets}
+        kinds = {structure_of(net) for net in self.nets}
         if len(kinds) > 1:
             raise ArtifactError(
                 "The networks of the ensemble are of different kinds, and it is loaded from one; "

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from abnn.baselines.inference import inference
 from abnn.outputs import Inputs, Output, call, logits_of
 from abnn.prediction import Prediction, PredictionStream
-from abnn.store import network_fingerprint, write_artifact
+from abnn.store import network_fingerprint, structure_of, write_artifact
 from abnn.train import cross_entropy
 
 KIND, TENSORS = "abnn method", "method.safetensors"
@@ -45,7 +45,7 @@ class Method(nn.Module):
         self._given, self._structure = (0, 0), ""
         if isinstance(net, nn.Module):
             self._given = _size(net), _bytes(net)
-            self._structure = network_fingerprint(net)["structure"]
+            self._structure = structure_of(net)
 
     def forward(self, x: Inputs) -> Tensor:
         """Log of the mean probabilities, `[B, K, ...]`."""

@@ -30,7 +30,7 @@ from abnn.files import write
 from abnn.progress import Progress
 from abnn.record import RECORD, Record, Recorded
 from abnn.rundir import data_digest
-from abnn.store import network_fingerprint
+from abnn.store import structure_of
 
 SETTING = "compare.json"
 
@@ -297,7 +297,7 @@ def _claim(folder: Path, setting: Setting) -> None:
         "fit": setting.fit.to_dict(),
         "members": setting.members,
         "samples": setting.samples,
-        "network": network_fingerprint(setting.build())["structure"],
+        "network": structure_of(setting.build()),
         "test": data_digest(batch),
         "ood": list(setting.ood),
     }
