@@ -246,3 +246,15 @@ def test_the_first_argument_is_found_by_any_name() -> None:
     one = torch.ones(1)
     assert change_first(torch.neg, (one, 2), {"a": 3}) == ((-one, 2), {"a": 3})
     assert change_first(torch.neg, (), {"x": one, "a": 3}) == ((), {"x": -one, "a": 3})
+
+
+def test_a_large_batch_runs_in_passes_of_a_few_hundred_rows() -> None:
+    ensemble, x = apart(BatchEnsemble(mlp(), members=4)), torch.randn(301, 4)
+    rows: list[int] = []
+    first = ensemble.net[0]
+    handle = first.register_forward_hook(lambda _, args, __: rows.append(len(args[0])))
+    logits = together(ensemble, x)
+    handle.remove()
+    assert len(rows) > 2
+    assert 256 <= max(rows) <= 512
+    torch.testing.assert_close(logits, one_by_one(ensemble, x))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -24,13 +24,16 @@ from abnn.folding import (
     first_tensor,
     head,
     no_fused_encoder,
+    pieces,
     repeat,
     signature,
 )
 from abnn.norm import NotFoldable
 from abnn.order import random_states, set_random_states
 from abnn.outputs import Inputs
+from abnn.plan import rows_of
 from abnn.surgery import channel_dim
+from abnn.survey import Survey
 
 
 class Members:
@@ -55,6 +58,7 @@ class Members:
         self._rows: Tensor | int | None = None
         self._trying = False
         self._folds: dict[Any, bool] = {}
+        self._at_once: dict[Any, int] = {}  # rows in a pass, for every kind of input
 
     def select(self, bank: Tensor, rows: int) -> Tensor:
         """The rows of a bank `[M, ...]` for a tensor with so many rows, or one for all of them.
@@ -112,12 +116,13 @@ class Members:
         """
         count = self.count if count is None else count
         if count > 1 and self.folds(method, x):
+            examples = max(1, self._rows_at_once(method, x) // count)
             try:
-                together = self._together(method, x, count)
+                parts = [self._together(method, some, count) for some in pieces(x, examples)]
             except NotFoldable:  # inputs of this kind were fine so far, these are not
                 self._refuse(method, signature(x))
             else:
-                yield together
+                yield torch.cat(parts, 1)
                 return
         for member in range(count):
             yield self._alone(method, x, member).unsqueeze(0)
@@ -147,6 +152,29 @@ class Members:
             else:
                 self._refuse(method, kind)
         return self._folds[kind]
+
+    def _rows_at_once(self, method: Method, x: Inputs) -> int:
+        """How many rows a pass should have, by what its modules are given; as of `rows_of`."""
+        kind = signature(x), first_tensor(x).shape[1:]
+        if kind not in self._at_once:
+            few, seen = head(x, 2), list[Tensor]()
+
+            def look(module: nn.Module, args: Any) -> None:
+                seen.extend(arg for arg in args[:1] if isinstance(arg, Tensor))
+
+            with ExitStack() as stack:
+                for module in method.net.modules():
+                    if next(module.children(), None) is None:
+                        stack.callback(module.register_forward_pre_hook(look).remove)
+                self._alone(method, few, 0)
+            B = len(first_tensor(few))
+            found = Survey(
+                row_bytes=max((t.nbytes // B for t in seen), default=1) or 1,
+                row_elements=sum(t.numel() // B for t in seen) or 1,
+                weights=sum(parameter.numel() for parameter in method.net.parameters()),
+            )
+            self._at_once[kind] = rows_of(found, first_tensor(x))
+        return self._at_once[kind]
 
     def _refuse(self, method: Method, kind: Any) -> None:
         self._folds[kind] = False
