@@ -1,19 +1,28 @@
-"""The paper's networks and small ones, and how to load weights into any network."""
-
-from collections.abc import Callable
-from functools import partial
-
-from torch import nn
+"""The paper's networks and small ones, every other source of networks, and loading weights."""
 
 from abnn.zoo.cifar_resnet import CifarResNet, cifar_resnet
+from abnn.zoo.deeplabv3plus import deeplabv3plus
+from abnn.zoo.model import Input, Model
+from abnn.zoo.networks import NETWORKS
+from abnn.zoo.resnet50 import resnet50, resnet50_imagenet
 from abnn.zoo.small_resnet import small_resnet
+from abnn.zoo.vit_b_16 import vit_b_16
 from abnn.zoo.weights import load_weights
+from abnn.zoo.wide_resnet import WideResNet, wide_resnet, wrn28_10
 
-# What a command line names as zoo:NAME.
-NETWORKS: dict[str, Callable[..., nn.Module]] = {
-    "resnet20": partial(cifar_resnet, 20),
-    "resnet56": partial(cifar_resnet, 56),
-    "small_resnet": small_resnet,
-}
-
-__all__ = ["NETWORKS", "CifarResNet", "cifar_resnet", "load_weights", "small_resnet"]
+__all__ = [
+    "NETWORKS",
+    "CifarResNet",
+    "Input",
+    "Model",
+    "WideResNet",
+    "cifar_resnet",
+    "deeplabv3plus",
+    "load_weights",
+    "resnet50",
+    "resnet50_imagenet",
+    "small_resnet",
+    "vit_b_16",
+    "wide_resnet",
+    "wrn28_10",
+]
