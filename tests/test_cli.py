@@ -82,7 +82,7 @@ def test_inspect_finds_a_builder_in_the_current_directory(
     [
         (["inspcet"], "No such command 'inspcet'"),
         (["inspect"], "Missing argument 'NETWORK'"),
-        (["inspect", "resnet18"], "write torchvision:NAME"),
+        (["inspect", "resnet18"], "write zoo:NAME"),
         (["inspect", "torchvision:resnet81"], "the nearest is 'resnet18'"),
         (["inspect", "timm:resnet500"], "the nearest is 'resnet50'"),
         (["inspect", "module:mynets"], "write module:mynets:BUILDER"),

@@ -15,12 +15,12 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 import abnn
 from abnn.batches import inputs_of, split
 from abnn.cli import CommandError
-from abnn.cli.network import build
-from abnn.cli.options import mistakes_told, numbers, whole_numbers
+from abnn.cli.options import NETWORK, mistakes_told, numbers, whole_numbers
 from abnn.compare import ENTRIES, Comparison, Setting, compare
 from abnn.data import has_test, open_data, open_ood, train_and_validation
 from abnn.folding import first_tensor
 from abnn.train import FROM_SCRATCH
+from abnn.zoo import build
 
 _Data = Dataset[Any] | DataLoader[Any]
 
@@ -28,10 +28,7 @@ _DATA = "npz:PATH, with x_train, y_train, x_test and y_test; or module:PACKAGE.M
 
 
 def command(
-    model: Annotated[
-        str,
-        typer.Option(help="zoo:NAME, timm:NAME, torchvision:NAME or module:PACKAGE.MODULE:BUILDER"),
-    ],
+    model: Annotated[str, typer.Option(help=NETWORK)],
     data: Annotated[str, typer.Option(help=_DATA)],
     out: Annotated[
         Path, typer.Option(file_okay=False, help="The run directory; the table lands there.")
@@ -82,7 +79,7 @@ def command(
     Example: abnn compare --model zoo:small_resnet --data npz:mnist.npz --out runs/compare
     """
     overrides = {"epochs": epochs, "lr": lr, "batch_size": batch_size}
-    with mistakes_told("Stopped; the same command goes on from here.", RuntimeError):
+    with mistakes_told("Stopped; the same command goes on from here.", ImportError, RuntimeError):
         chosen = abnn.Recipe.load(recipe) if recipe else FROM_SCRATCH
         chosen = chosen.with_(**{key: v for key, v in overrides.items() if v is not None})
         if flip:

@@ -6,32 +6,26 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
 import abnn
 from abnn.cli import CommandError
-from abnn.cli.network import build
-from abnn.cli.options import mistakes_told, numbers
+from abnn.cli.options import NETWORK, WEIGHTS, mistakes_told, numbers
 from abnn.data import Part, open_data
 from abnn.distributed import PeerError, World, world
-from abnn.zoo import load_weights
+from abnn.zoo import Model, open_model
 
 _DATA = "npz:PATH, with x_train and y_train or x and y; or module:PACKAGE.MODULE:BUILDER."
 
 
 def command(
-    model: Annotated[
-        str, typer.Option(help="torchvision:NAME, timm:NAME or module:PACKAGE.MODULE:BUILDER.")
-    ],
+    model: Annotated[str, typer.Option(help=NETWORK)],
     data: Annotated[str, typer.Option(help=_DATA)],
     out: Annotated[
         Path,
         typer.Option(file_okay=False, help="The run directory; the result lands there."),
     ],
-    weights: Annotated[
-        Path | None, typer.Option(help="The network's trained weights, .safetensors or .pt.")
-    ] = None,
+    weights: Annotated[Path | None, typer.Option(help=WEIGHTS)] = None,
     validation: Annotated[
         str | None, typer.Option(help="Held-out data: as --data, with x_val, x_test or x.")
     ] = None,
@@ -82,10 +76,11 @@ def command(
         overrides["augmentation"] = ()
     channels = {"mean": numbers("--mean", mean), "std": numbers("--std", std)}
     stopped = "Stopped; the same command goes on from here."
-    with mistakes_told(stopped, FloatingPointError, PeerError):
+    with mistakes_told(stopped, FloatingPointError, ImportError, PeerError):
         with world().joined() as everyone, everyone.meeting():
             chosen = (abnn.Recipe.load(recipe) if recipe else abnn.Recipe()).with_(**overrides)
-            bnn = _converted(_network(model, weights).to(everyone.device), chosen)
+            opened = open_model(model, weights=weights, seed=chosen.seed)
+            bnn = _converted(opened, everyone, chosen)
             own_size = batch_size is not None
             train = _loader(data, "train", channels, chosen, workers, everyone, own_size)
             held_out = None
@@ -105,22 +100,11 @@ def command(
         typer.echo(f"{result}\nWritten to {out}.")
 
 
-def _network(model: str, weights: Path | None) -> nn.Module:
-    if weights is None and not model.startswith("module:"):
-        raise CommandError(
-            f"{model} is built with random weights; give its trained ones by --weights FILE, or a "
-            "builder of your own that loads them (module:)."
-        )
-    net = build(model)
-    if weights is not None:
-        load_weights(net, weights)
-    return net.eval()
-
-
-def _converted(net: nn.Module, recipe: abnn.Recipe) -> abnn.ABNN:
+def _converted(model: Model, everyone: World, recipe: abnn.Recipe) -> abnn.ABNN:
     names = ("modes", "alpha", "noise", "stats")
     values: dict[str, Any] = {name: getattr(recipe, name) for name in names}
-    return abnn.convert(net, **{name: v for name, v in values.items() if v is not None})
+    values = {name: v for name, v in values.items() if v is not None}
+    return abnn.convert(model.net.to(everyone.device), output=model.output, **values)
 
 
 def _loader(

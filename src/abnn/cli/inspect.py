@@ -9,25 +9,23 @@ from typing import Annotated
 import typer
 
 import abnn
-from abnn.cli.network import build
+from abnn.cli.options import NETWORK, mistakes_told
+from abnn.zoo import build
 
 
 def command(
-    network: Annotated[
-        str,
-        typer.Argument(
-            metavar="NETWORK", help="torchvision:NAME, timm:NAME or module:PACKAGE.MODULE:BUILDER."
-        ),
-    ],
+    network: Annotated[str, typer.Argument(metavar="NETWORK", help=NETWORK)],
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
     """List the norms of a network, and what abnn.convert does with each.
 
-    The network is built with random weights; nothing is downloaded.
+    The network is built with random weights; nothing is downloaded, but for the
+    description of a network on the hub.
 
     Example: abnn inspect torchvision:resnet18
     """
-    inspection = abnn.inspect(build(network))
+    with mistakes_told("Stopped.", ImportError):
+        inspection = abnn.inspect(build(network))
     if as_json:
         parameters = {"parameters_per_mode": inspection.parameters_per_mode}
         typer.echo(json.dumps({"network": network} | parameters | asdict(inspection), indent=2))

@@ -9,6 +9,12 @@ import typer
 
 from abnn.cli import CommandError, is_first
 
+NETWORK = (
+    "zoo:NAME, torchvision:NAME[@WEIGHTS], timm:NAME[.TAG], hf:ORG/NAME or "
+    "module:PACKAGE.MODULE:BUILDER."
+)
+WEIGHTS = "A file of trained weights, or the folder of a training; random for random ones."
+
 
 def numbers(option: str, text: str | None) -> tuple[float, ...]:
     """A list of numbers; none where the option is not given.

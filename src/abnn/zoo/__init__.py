@@ -4,6 +4,7 @@ from abnn.zoo.cifar_resnet import CifarResNet, cifar_resnet
 from abnn.zoo.deeplabv3plus import deeplabv3plus
 from abnn.zoo.model import Input, Model
 from abnn.zoo.networks import NETWORKS
+from abnn.zoo.opening import build, open_model
 from abnn.zoo.resnet50 import resnet50, resnet50_imagenet
 from abnn.zoo.small_resnet import small_resnet
 from abnn.zoo.vit_b_16 import vit_b_16
@@ -16,9 +17,11 @@ __all__ = [
     "Input",
     "Model",
     "WideResNet",
+    "build",
     "cifar_resnet",
     "deeplabv3plus",
     "load_weights",
+    "open_model",
     "resnet50",
     "resnet50_imagenet",
     "small_resnet",
