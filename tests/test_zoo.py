@@ -9,7 +9,17 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from abnn.zoo import cifar_resnet, load_weights
+from abnn.zoo import (
+    cifar_resnet,
+    deeplabv3plus,
+    load_weights,
+    resnet50,
+    resnet50_imagenet,
+    vit_b_16,
+    wide_resnet,
+    wrn28_10,
+)
+from abnn.zoo.wide_resnet import WideBlock
 from shared import shared
 
 
@@ -66,6 +76,83 @@ class TestCifarResNet:
         assert (predicted.numpy() == labels).mean() == pytest.approx(0.917, abs=0.01)
 
 
+@pytest.mark.parametrize(
+    ("builder", "millions"),
+    [
+        (resnet50, 23.52),
+        (lambda: resnet50(100), 23.71),
+        (resnet50_imagenet, 25.56),
+        (wrn28_10, 36.48),
+        (lambda: wide_resnet(40, 4), 8.95),
+        (lambda: wide_resnet(16, 8), 10.96),
+        (vit_b_16, 86.57),
+        (deeplabv3plus, 26.68),
+    ],
+)
+def test_sizes_are_the_published_ones(builder: Any, millions: float) -> None:
+    with torch.device("meta"):
+        assert round(parameters(builder()) / 1e6, 2) == millions
+
+
+class TestResNet50:
+    def test_the_stem_for_cifar_keeps_all_pixels(self) -> None:
+        with torch.device("meta"):
+            net = resnet50(in_channels=1)
+        stem = nn.Sequential(net.conv1, net.maxpool)  # type: ignore[arg-type]
+        assert stem(torch.zeros(1, 1, 32, 32, device="meta")).shape == (1, 64, 32, 32)
+        with torch.device("meta"):
+            net = resnet50_imagenet(in_channels=4)
+        assert net(torch.zeros(1, 4, 64, 64, device="meta")).shape == (1, 1000)
+
+    def test_all_convolutions_start_with_kaimings_values(self) -> None:
+        for name, weight in resnet50().named_parameters():
+            if weight.ndim == 4:
+                fan_out = weight.shape[0] * weight.shape[2] * weight.shape[3]
+                expected = (2 / fan_out) ** 0.5
+                assert weight.std().item() == pytest.approx(expected, rel=0.1), name
+
+
+class TestWideResNet:
+    @pytest.mark.parametrize("depth", [10, 16, 28])
+    def test_depth_counts_convolutions(self, depth: int) -> None:
+        with torch.device("meta"):
+            net = wide_resnet(depth, 2)
+        assert sum(isinstance(module, nn.Conv2d) for module in net.modules()) == depth
+
+    def test_a_block_without_its_last_convolution_is_its_shortcut(self) -> None:
+        first, second = WideBlock(2, 4, 2, 0.0).eval(), WideBlock(4, 4, 1, 0.0).eval()
+        for block in (first, second):
+            nn.init.zeros_(block.conv2.weight)
+        x = torch.randn(2, 2, 8, 8)
+        assert first.convShortcut is not None
+        torch.testing.assert_close(first(x), first.convShortcut(first.bn1(x).relu()))
+        assert torch.equal(second(first(x)), first(x))
+
+    def test_dropout_acts_in_training_alone(self) -> None:
+        block, x = WideBlock(4, 4, 1, dropout=0.5).eval(), torch.randn(2, 4, 8, 8)
+        still = block(x)
+        assert torch.equal(block(x), still)
+        block.dropout.train()
+        assert not torch.equal(block(x), still)
+
+    def test_an_impossible_depth_is_refused(self) -> None:
+        with pytest.raises(ValueError, match=r"6n \+ 4 convolutions.*not 20\."):
+            wide_resnet(20)
+
+
+def test_deeplab_has_the_encoder_of_resnet50_and_a_logit_a_pixel() -> None:
+    with torch.device("meta"):
+        net, encoder = deeplabv3plus(13).eval(), resnet50_imagenet()
+    del encoder.fc
+    assert parameters(net.encoder) == parameters(encoder)  # type: ignore[arg-type]
+    assert net(torch.zeros(1, 3, 32, 48, device="meta")).shape == (1, 13, 32, 48)
+
+
+def test_patches_must_fill_the_image() -> None:
+    with pytest.raises(ValueError, match="image_size=100 must be a multiple of 16"):
+        vit_b_16(image_size=100)
+
+
 class TestLoadWeights:
     @pytest.fixture
     def trained(self) -> nn.Module:
@@ -75,14 +162,69 @@ class TestLoadWeights:
     def net(self) -> nn.Module:
         return nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
 
-    @pytest.mark.parametrize("wrapper", [None, "state_dict", "model"])
-    @pytest.mark.parametrize("prefix", ["", "module."])
+    @pytest.mark.parametrize(
+        "wrapper", [None, "state_dict", "model", "model_state_dict", "ema", "state_dict_ema"]
+    )
+    @pytest.mark.parametrize(
+        "prefix", ["", "module.", "_orig_mod.", "model.", "net.", "module._orig_mod.model."]
+    )
     def test_wrappers_and_prefixes_are_taken_off(
         self, tmp_path: Path, trained: nn.Module, net: nn.Module, wrapper: str | None, prefix: str
     ) -> None:
         content: Any = {prefix + name: tensor for name, tensor in trained.state_dict().items()}
         torch.save({wrapper: content, "epoch": 3} if wrapper else content, tmp_path / "w.pt")
         load_weights(net, tmp_path / "w.pt")
+        assert equal(copy(net), copy(trained))
+
+    def test_the_network_is_taken_before_its_average(
+        self, tmp_path: Path, trained: nn.Module, net: nn.Module
+    ) -> None:
+        average = {name: 0 * tensor for name, tensor in trained.state_dict().items()}
+        torch.save({"model_ema": average, "model": trained.state_dict()}, tmp_path / "w.pt")
+        load_weights(net, tmp_path / "w.pt")
+        assert equal(copy(net), copy(trained))
+
+    def test_wrappers_are_taken_off_one_after_the_other(
+        self, tmp_path: Path, trained: nn.Module, net: nn.Module
+    ) -> None:
+        averaged = torch.optim.swa_utils.AveragedModel(trained)
+        torch.save({"model": {"state_dict": averaged.state_dict()}}, tmp_path / "w.pt")
+        load_weights(net, tmp_path / "w.pt")
+        assert equal(copy(net), copy(trained))
+
+    def test_a_compiled_part_of_a_network_keeps_its_name(
+        self, tmp_path: Path, trained: nn.Module, net: nn.Module
+    ) -> None:
+        weights = trained.state_dict()
+        inside = {name.replace(".", "._orig_mod."): tensor for name, tensor in weights.items()}
+        torch.save(inside, tmp_path / "w.pt")
+        load_weights(net, tmp_path / "w.pt")
+        assert equal(copy(net), copy(trained))
+
+    def test_what_a_module_holds_beside_the_network_is_left_out(
+        self, tmp_path: Path, trained: nn.Module, net: nn.Module
+    ) -> None:
+        module = nn.ModuleDict({"model": trained, "metric": nn.BatchNorm1d(2)})
+        torch.save({"state_dict": module.state_dict(), "epoch": 1}, tmp_path / "w.ckpt")
+        load_weights(net, tmp_path / "w.ckpt")
+        assert equal(copy(net), copy(trained))
+
+    def test_two_networks_in_a_file_are_refused(
+        self, tmp_path: Path, trained: nn.Module, net: nn.Module
+    ) -> None:
+        both = nn.ModuleDict({"model": trained, "net": net}).state_dict()
+        torch.save(both, tmp_path / "w.pt")
+        with pytest.raises(ValueError, match=r"two tensors for 0\.weight, one of them as net\.0"):
+            load_weights(net, tmp_path / "w.pt")
+
+    @pytest.mark.parametrize("name", ["network.safetensors", "model.safetensors"])
+    def test_a_folder_is_read(
+        self, tmp_path: Path, trained: nn.Module, net: nn.Module, name: str
+    ) -> None:
+        with pytest.raises(FileNotFoundError, match=r"no network\.safetensors, .* in the folder"):
+            load_weights(net, tmp_path)
+        save_file(trained.state_dict(), tmp_path / name)
+        load_weights(net, tmp_path)
         assert equal(copy(net), copy(trained))
 
     def test_safetensors_are_read(self, tmp_path: Path, trained: nn.Module, net: nn.Module) -> None:

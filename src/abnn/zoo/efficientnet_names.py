@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable
+from pathlib import Path
+
+from torch import nn
 
 _AROUND = {
     "_conv_stem": "conv_stem",
@@ -56,3 +59,19 @@ def timm_names(names: Collection[str], expected: Iterable[str]) -> dict[str, str
             if block[2] in parts:
                 found[name] = f"blocks.{stage}.{place}.{parts[block[2]]}.{block[3]}"
     return found
+
+
+def check_variant(net: nn.Module, path: str | Path) -> None:
+    """Refuse timm's networks that do not compute as efficientnet-pytorch does.
+
+    That one pads as TensorFlow does and has its eps of 1e-3, as those of timm that begin with tf_.
+    Tensors are alike in both, and the wrong network is only somewhat worse.
+
+    >>> check_variant(nn.BatchNorm2d(1, eps=1e-3), "b0.pth")
+    """
+    if any(isinstance(norm, nn.BatchNorm2d) and norm.eps != 1e-3 for norm in net.modules()):
+        raise ValueError(
+            f"The weights in {path} have the names of efficientnet-pytorch, which computes as "
+            "TensorFlow does and this network does not: take the one whose name begins with tf_, "
+            "as timm:tf_efficientnet_lite0."
+        )

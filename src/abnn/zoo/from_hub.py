@@ -23,8 +23,9 @@ _HEADS = {
 _INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 
 
-def names_weights(_name: str) -> bool:
-    """A name on the hub is always one of trained weights."""
+def names_weights(name: str) -> bool:
+    """Always; what can't be a name on the hub, and is no folder, is refused."""
+    _place(name)
     return True
 
 

@@ -12,8 +12,27 @@ from abnn.zoo.model import Input, Model
 
 
 def names_weights(name: str) -> bool:
-    """Whether weights are named by a tag."""
-    return "." in name
+    """Whether weights are named by a tag; an unknown network and an unknown tag are refused.
+
+    >>> names_weights("test_resnet.r160_in1k"), names_weights("test_resnet")
+    (True, False)
+    """
+    timm = package("timm")
+    architecture, dot, tag = name.partition(".")
+    if not timm.is_model(architecture):
+        raise ValueError(
+            f"timm has no model {architecture!r}; {nearest(architecture, timm.list_models())}"
+        )
+    renamed = timm.models.get_deprecated_models().get(architecture)
+    if renamed:
+        raise ValueError(f"timm has another name for {architecture}; write timm:{renamed}.")
+    known = timm.models.get_arch_pretrained_cfgs(architecture)
+    tags = [name.partition(".")[2] for name, config in known.items() if config.has_weights]
+    if dot and tag not in tags:
+        raise ValueError(
+            f"timm:{architecture} has no weights {tag!r}; it has {' and '.join(tags) or 'none'}."
+        )
+    return bool(dot)
 
 
 def open_named(name: str, classes: int | None, channels: int | None, trained: bool) -> Model:
@@ -28,8 +47,6 @@ def open_named(name: str, classes: int | None, channels: int | None, trained: bo
     """
     timm = package("timm")
     source = f"timm:{name}"
-    architecture, _, tag = name.partition(".")
-    _check_names(timm, architecture, tag)
     config = timm.get_pretrained_cfg(name)
     heads, expects = config.num_classes, config.input_size[0]
     if trained:
@@ -50,26 +67,10 @@ def open_named(name: str, classes: int | None, channels: int | None, trained: bo
             net = timm.create_model(name, pretrained=True, **given)
     else:
         net = timm.create_model(name, pretrained=False, **given)
-    labels = _labels(timm, config) if tag and classes in (None, heads) else None
+    labels = _labels(timm, config) if "." in name and classes in (None, heads) else None
     # The size of training, where a tag has a larger one for tests too: a fit uses this one.
     data = timm.data.resolve_data_config({}, pretrained_cfg=config.to_dict())
     return Model(net, source, trained, input_of(data, channels or expects), labels)
-
-
-def _check_names(timm: Any, architecture: str, tag: str) -> None:
-    if not timm.is_model(architecture):
-        raise ValueError(
-            f"timm has no model {architecture!r}; {nearest(architecture, timm.list_models())}"
-        )
-    renamed = timm.models.get_deprecated_models().get(architecture)
-    if renamed:
-        raise ValueError(f"timm has another name for {architecture}; write timm:{renamed}.")
-    known = timm.models.get_arch_pretrained_cfgs(architecture)
-    tags = [name.partition(".")[2] for name, config in known.items() if config.has_weights]
-    if tag and tag not in tags:
-        raise ValueError(
-            f"timm:{architecture} has no weights {tag!r}; it has {' and '.join(tags) or 'none'}."
-        )
 
 
 def input_of(config: Mapping[str, Any], channels: int) -> Input:

@@ -17,8 +17,25 @@ _NORMALISE_THEMSELVES = ("googlenet", "inception_v3")
 
 
 def names_weights(name: str) -> bool:
-    """Whether weights are named behind an @."""
-    return "@" in name
+    """Whether weights are named behind an @; an unknown network and unknown weights are refused.
+
+    >>> names_weights("resnet18@DEFAULT"), names_weights("resnet18")
+    (True, False)
+    """
+    architecture, at, tag = name.partition("@")
+    models = package("torchvision").models
+    if architecture not in models.list_models():
+        known = models.list_models()
+        raise ValueError(
+            f"torchvision has no model {architecture!r}; {nearest(architecture, known)}"
+        )
+    available = models.get_model_weights(architecture).__members__  # DEFAULT among them
+    if at and tag not in available:
+        raise ValueError(
+            f"torchvision:{architecture} has no weights {tag!r}; it has "
+            f"{' and '.join(available) or 'none'}."
+        )
+    return bool(at)
 
 
 def open_named(name: str, classes: int | None, channels: int | None, trained: bool) -> Model:
@@ -38,32 +55,14 @@ def open_named(name: str, classes: int | None, channels: int | None, trained: bo
             f"torchvision:{architecture} is for images of three channels, and the data has "
             f"{channels}; choose a network of timm or the zoo, or a builder of your own (module:)."
         )
-    if architecture not in models.list_models():
-        known = models.list_models()
-        raise ValueError(
-            f"torchvision has no model {architecture!r}; {nearest(architecture, known)}"
-        )
-    available = models.get_model_weights(architecture)
-    weights = _weights(architecture, tag, available)
+    weights = models.get_model_weights(architecture).__members__.get(tag or "DEFAULT")
     labels = tuple(weights.meta.get("categories", ())) if tag else ()
     fits = not labels or classes in (None, len(labels))
     if trained and not fits:
         raise other_classes(f"torchvision:{name}", len(labels), classes)
     net = _built(models, architecture, weights if tag else None, trained, classes)
     expected = _input(weights.transforms()) if weights is not None else None
-    found = labels if labels and fits else None
-    return Model(net, f"torchvision:{name}", trained, expected, found)
-
-
-def _weights(architecture: str, tag: str, available: Any) -> Any:
-    """Those that are named, or the default ones."""
-    known = available.__members__  # DEFAULT among them
-    if not tag:
-        return known.get("DEFAULT")
-    if tag not in known:
-        names = " and ".join([*known]) if known else "none"
-        raise ValueError(f"torchvision:{architecture} has no weights {tag!r}; it has {names}.")
-    return known[tag]
+    return Model(net, f"torchvision:{name}", trained, expected, (labels if fits else ()) or None)
 
 
 def _built(models: Any, architecture: str, weights: Any, trained: bool, classes: int | None) -> Any:

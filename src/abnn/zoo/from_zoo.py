@@ -9,8 +9,10 @@ from abnn.zoo.model import Model
 from abnn.zoo.networks import INPUTS, NETWORKS
 
 
-def names_weights(_name: str) -> bool:
-    """A name of the zoo never says which trained weights it has."""
+def names_weights(name: str) -> bool:
+    """Never; an unknown network is refused."""
+    if name not in NETWORKS:
+        raise ValueError(f"The zoo has no network {name!r}; {nearest(name, NETWORKS)}")
     return False
 
 
@@ -20,17 +22,15 @@ def open_named(name: str, classes: int | None, channels: int | None, _trained: b
     >>> open_named("resnet20", 100, None, False).input.size
     (32, 32)
     """
-    builder = NETWORKS.get(name)
-    if builder is None:
-        raise ValueError(f"The zoo has no network {name!r}; {nearest(name, NETWORKS)}")
+    builder = NETWORKS[name]
     takes = inspect.signature(builder).parameters
-    wanted = {"num_classes": classes, "in_channels": channels}
-    if channels == 3 and "in_channels" not in takes:
-        del wanted["in_channels"]
-    if channels is not None and "in_channels" in wanted and "in_channels" not in takes:
+    wanted = {"num_classes": classes}
+    if "in_channels" in takes:
+        wanted["in_channels"] = channels
+    elif channels not in (None, 3):
         raise ValueError(
             f"zoo:{name} is for images of three channels, and the data has {channels}; choose "
-            "another network of the zoo, or make the images RGB."
+            "another network of the zoo, or convert the images."
         )
     net = builder(**{key: value for key, value in wanted.items() if value is not None})
     expected = INPUTS[name]

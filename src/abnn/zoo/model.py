@@ -25,6 +25,7 @@ class Input:
         mean, std: of every channel, to normalise by; empty: values stay from 0 to 1.
         interpolation: how images are resized.
         crop: the share of a side that the central crop keeps; 224 / 256 resizes to 256 for 224.
+            A few networks have more than 1, and the border is then filled with zeros.
         squash: resize height and width each to its size, where others keep the proportions, resize
             the shorter side and crop.
 
@@ -88,8 +89,8 @@ class Input:
             )
         if not all(value > 0 for value in self.std):
             raise ValueError(f"Input std={self.std} must be more than 0.")
-        if not 0 < self.crop <= 1:
-            raise ValueError(f"Input crop={self.crop} must be more than 0 and at most 1.")
+        if not self.crop > 0:
+            raise ValueError(f"Input crop={self.crop} must be more than 0.")
         if self.interpolation not in INTERPOLATIONS:
             raise ValueError(
                 f"Input interpolation={self.interpolation!r} is unknown; "

@@ -20,7 +20,7 @@ RANDOM = "random"
 
 
 class Source(NamedTuple):
-    """Where networks are from: how one is opened, and whether a name says which weights."""
+    """Where networks are from: how one is opened, and whether its name says which weights."""
 
     open_named: Callable[[str, int | None, int | None, bool], Model]
     names_weights: Callable[[str], bool]
@@ -77,7 +77,7 @@ def open_model(
     """
     source, name = _parts(spec)
     file = None if weights is None or str(weights) == RANDOM else Path(weights)
-    own = weights is None and source.names_weights(name)
+    own = source.names_weights(name) and weights is None
     if trained and weights is None and not own:
         raise ValueError(
             f"{spec} has random weights; give its trained ones by --weights FILE, "
@@ -110,6 +110,7 @@ def build(spec: str, classes: int | None = None, channels: int | None = None) ->
     Linear(in_features=64, out_features=5, bias=True)
     """
     source, name = _parts(spec)
+    source.names_weights(name)  # refuses what there is not
     return source.open_named(name, classes, channels, False).net
 
 

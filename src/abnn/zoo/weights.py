@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from abnn.zoo.efficientnet_names import timm_names
+from abnn.zoo.efficientnet_names import check_variant, timm_names
 
 # What trainers put around the weights. An average of the weights is taken where it is alone.
 WRAPPERS = (
@@ -95,7 +95,7 @@ def put_weights(net: nn.Module, weights: Mapping[str, Tensor], path: str | Path)
     1.0
     """
     expected = net.state_dict()
-    weights = _named_as(expected, weights, path)
+    weights = _named_as(net, expected, weights, path)
     lacking = _needed(expected) - weights.keys()
     missing = [name for name in expected if name in lacking]
     unexpected = [name for name in weights if name not in expected]
@@ -123,7 +123,7 @@ def classes_in(weights: Mapping[str, Tensor], net: nn.Module) -> int | None:
     True
     """
     expected = net.state_dict()
-    weights = _named_as(expected, weights, "")
+    weights = _named_as(net, expected, weights, "")
     pairs = [(tensor.shape, expected[name].shape) for name, tensor in weights.items()
              if name in expected and tensor.shape != expected[name].shape]  # fmt: skip
     if not all(len(a) == len(b) > 0 and a[1:] == b[1:] for a, b in pairs):
@@ -133,7 +133,10 @@ def classes_in(weights: Mapping[str, Tensor], net: nn.Module) -> int | None:
 
 
 def _named_as(
-    expected: Mapping[str, Tensor], weights: Mapping[str, Tensor], path: str | Path
+    net: nn.Module,
+    expected: Mapping[str, Tensor],
+    weights: Mapping[str, Tensor],
+    path: str | Path,
 ) -> dict[str, Tensor]:
     """The weights under the names that the network has for them, as far as these can be found."""
     found: dict[str, Tensor] = {}
@@ -148,6 +151,8 @@ def _named_as(
         found[ours], prefixes[ours] = tensor, prefix
     if not expected.keys() & found.keys():
         renamed = timm_names(found, expected)
+        if renamed:
+            check_variant(net, path)
         found = {renamed.get(name, name): tensor for name, tensor in found.items()}
     elif _needed(expected) <= found.keys():
         # The network is complete, so what lies beside it in a module that holds it is not its own.

@@ -1,8 +1,9 @@
 """The wide residual networks of Zagoruyko and Komodakis, "Wide Residual Networks", 2016.
 
-6n + 4 layers: a convolution, three stages of n blocks, `width` times as wide as 16, 32 and 64
-channels, and a linear layer. Batch norm and ReLU come before a convolution. Parts are named as in
-most public checkpoints: `block1.layer.0.conv1`, `convShortcut`, `fc`.
+6n + 4 convolutions: one, two for each of the n blocks of three stages, which are `width` times as
+wide as 16, 32 and 64 channels, and one for the shortcut that begins a stage. Batch norm and ReLU
+come before a convolution. Parts are named as in most public checkpoints: `block1.layer.0.conv1`,
+`convShortcut`, `fc`.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def wide_resnet(
     in_channels: int = 3,
     dropout: float = 0.0,
 ) -> WideResNet:
-    """The wide ResNet of `depth` layers, with random weights.
+    """The wide ResNet of `depth` convolutions, with random weights.
 
     Args:
         depth: 6n + 4; the paper has 16, 22, 28 and 40.
@@ -103,7 +104,9 @@ def wide_resnet(
     """
     blocks, rest = divmod(depth - 4, 6)
     if blocks < 1 or rest:
-        raise ValueError(f"A wide ResNet has 6n + 4 layers: choose 10, 16, 22, ..., not {depth}.")
+        raise ValueError(
+            f"A wide ResNet has 6n + 4 convolutions: choose 10, 16, 22, ..., not {depth}."
+        )
     return WideResNet(blocks, width, num_classes, in_channels, dropout)
 
 
