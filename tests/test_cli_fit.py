@@ -34,6 +34,10 @@ def dataset():
 def loader():
     return DataLoader(dataset(), 8)
 
+def gray():
+    x, y = dataset().tensors
+    return TensorDataset(torch.rand(len(y), 1, 8, 8), y)
+
 class Endless(TensorDataset):
     def __getitem__(self, i):
         print("row", flush=True)
@@ -107,6 +111,15 @@ def test_weights_come_from_a_file(here: Path) -> None:
     options = ("--weights", "net.pt", "--steps", "2", "--out", "run")
     assert run(["fit", *ROWS, *options]) == 0
     assert abnn.load("run", net).modes == 2
+
+
+def test_random_weights_are_the_same_when_a_fit_goes_on(here: Path) -> None:
+    command = ["fit", "--model", "zoo:small_resnet", "--weights", "random", "--modes", "2"]
+    command += ["--data", "module:mine:gray", "--batch-size", "8", "--out", "run"]
+    assert run([*command, "--steps", "2"]) == 0
+    before = (here / "run" / "modes.safetensors").read_bytes()
+    assert run([*command, "--steps", "2"]) == 0
+    assert (here / "run" / "modes.safetensors").read_bytes() == before
 
 
 def test_images_of_bytes_become_normalised_floats_with_the_channels_first(here: Path) -> None:

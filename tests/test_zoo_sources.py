@@ -341,13 +341,32 @@ class TestHub:
         assert found is not None
         assert (found.size, found.resized, found.squash) == expected
 
-    def test_a_central_crop_is_found(self, folder: Path) -> None:
-        transformers.CLIPImageProcessor(
-            size={"shortest_edge": 256}, crop_size={"height": 224, "width": 224}
-        ).save_pretrained(folder)
+    @pytest.mark.parametrize(
+        ("size", "squash"), [({"shortest_edge": 256}, False), ({"height": 256, "width": 256}, True)]
+    )
+    def test_a_central_crop_is_found(
+        self, folder: Path, size: dict[str, int], squash: bool
+    ) -> None:
+        crop = {"height": 224, "width": 224}
+        transformers.CLIPImageProcessor(size=size, crop_size=crop).save_pretrained(folder)
         found = open_model("hf:vit").input
         assert found is not None
-        assert (found.size, found.resized) == ((224, 224), (256, 256))
+        assert (found.size, found.resized, found.squash) == ((224, 224), (256, 256), squash)
+
+    def test_the_input_is_what_the_processor_does(self, folder: Path) -> None:
+        processor = transformers.ConvNextImageProcessor(
+            size={"shortest_edge": 32}, crop_pct=0.8, resample=2
+        )
+        processor.save_pretrained(folder)
+        found = open_model("hf:vit").input
+        assert found is not None
+        assert found.resized is not None
+        image = torch.randint(256, (3, 50, 70), dtype=torch.uint8)
+        ours = F.resize(image, [found.resized[0]], antialias=True)
+        ours = F.center_crop(ours, list(found.size or ())) / 255
+        ours = F.normalize(ours, list(found.mean), list(found.std))
+        theirs = processor(image, return_tensors="pt")["pixel_values"][0]
+        torch.testing.assert_close(ours, theirs)
 
     def test_it_says_that_a_normalisation_is_not_known(self, folder: Path) -> None:
         (folder / "preprocessor_config.json").unlink()

@@ -19,6 +19,7 @@ _HEADS = {
     "ForImageClassification": "AutoModelForImageClassification",
     "ForSequenceClassification": "AutoModelForSequenceClassification",
 }
+_SAFE = {"trust_remote_code": False}  # code from the hub is neither run nor asked for
 # Pillow's numbers.
 _INTERPOLATIONS = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 
@@ -36,11 +37,20 @@ def open_named(name: str, classes: int | None, channels: int | None, trained: bo
         name: ORG/NAME on the hub, or a folder that `save_pretrained` made.
         classes, channels: that it is to have.
         trained: load its weights; else only its configuration is fetched.
+
+    >>> import tempfile, transformers
+    >>> config = transformers.ViTConfig(hidden_size=12, num_hidden_layers=1)
+    >>> config.architectures = ["ViTForImageClassification"]
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     config.save_pretrained(folder)
+    ...     model = open_named(folder, 3, None, trained=False)
+    >>> model.net.classifier.out_features, model.input.size
+    (3, (224, 224))
     """
     transformers = package("transformers")
     source, place, otherwise = f"hf:{name}", _place(name), _otherwise(name)
     with fetching(source, otherwise):
-        config = transformers.AutoConfig.from_pretrained(place)
+        config = transformers.AutoConfig.from_pretrained(place, **_SAFE)
     kind = _kind(source, config)
     if classes not in (None, config.num_labels):
         if trained:
@@ -54,10 +64,12 @@ def open_named(name: str, classes: int | None, channels: int | None, trained: bo
     auto = getattr(transformers, _HEADS[kind])
     if trained:
         with fetching(source, otherwise), _quiet(transformers):
-            net, report = auto.from_pretrained(place, config=config, output_loading_info=True)
+            net, report = auto.from_pretrained(
+                place, config=config, output_loading_info=True, **_SAFE
+            )
         _check_complete(source, report)
     else:
-        net = auto.from_config(config)
+        net = auto.from_config(config, **_SAFE)
     expected = None
     if kind == "ForImageClassification":
         expected = _input(transformers, place, config, trained)
@@ -120,7 +132,7 @@ def _input(transformers: Any, place: str, config: Any, trained: bool) -> Input:
     """What the network's image processor does, from its attributes."""
     channels, size = getattr(config, "num_channels", 3), getattr(config, "image_size", None)
     try:
-        processor = transformers.AutoImageProcessor.from_pretrained(place)
+        processor = transformers.AutoImageProcessor.from_pretrained(place, **_SAFE)
     except (OSError, ValueError):  # there is none, for all else could be fetched
         if trained:
             warnings.warn(
@@ -131,12 +143,14 @@ def _input(transformers: Any, place: str, config: Any, trained: bool) -> Input:
         return Input(size, channels)
     if hasattr(processor, "data_config"):  # of a network of timm's in transformers' clothes
         return input_of(processor.data_config, channels)
-    mean = tuple(processor.image_mean) if processor.do_normalize else ()
-    std = tuple(processor.image_std) if processor.do_normalize else ()
-    if len(mean) != channels:
-        mean = std = ()
-    interpolation = _INTERPOLATIONS[int(processor.resample)]
-    return Input(None, channels, mean, std, interpolation).with_(**_shape(processor, size))
+    normalised = processor.do_normalize and len(processor.image_mean) == channels
+    return Input(
+        **_shape(processor, size),
+        channels=channels,
+        mean=processor.image_mean if normalised else (),
+        std=processor.image_std if normalised else (),
+        interpolation=_INTERPOLATIONS[int(processor.resample)],
+    )
 
 
 def _shape(processor: Any, size: Any) -> dict[str, Any]:
@@ -146,7 +160,7 @@ def _shape(processor: Any, size: Any) -> dict[str, Any]:
         crop = dict(processor.crop_size)
         height, width = crop["height"], crop["width"]
         side = resize.get("shortest_edge") or resize.get("height") or height
-        return {"size": (height, width), "crop": min(1.0, height / side)}
+        return {"size": (height, width), "crop": height / side, "squash": "height" in resize}
     side = resize.get("shortest_edge")
     if side is None:
         squashed = (resize["height"], resize["width"]) if "height" in resize else size

@@ -19,15 +19,14 @@ def names_weights(name: str) -> bool:
     """
     timm = package("timm")
     architecture, dot, tag = name.partition(".")
-    if not timm.is_model(architecture):
-        raise ValueError(
-            f"timm has no model {architecture!r}; {nearest(architecture, timm.list_models())}"
-        )
     renamed = timm.models.get_deprecated_models().get(architecture)
     if renamed:
         raise ValueError(f"timm has another name for {architecture}; write timm:{renamed}.")
-    known = timm.models.get_arch_pretrained_cfgs(architecture)
-    tags = [name.partition(".")[2] for name, config in known.items() if config.has_weights]
+    known = timm.list_models()
+    if architecture not in known:
+        raise ValueError(f"timm has no model {architecture!r}; {nearest(architecture, known)}")
+    tagged = timm.models.get_arch_pretrained_cfgs(architecture)
+    tags = [name.partition(".")[2] for name, config in tagged.items() if config.has_weights]
     if dot and tag not in tags:
         raise ValueError(
             f"timm:{architecture} has no weights {tag!r}; it has {' and '.join(tags) or 'none'}."
@@ -50,20 +49,20 @@ def open_named(name: str, classes: int | None, channels: int | None, trained: bo
     config = timm.get_pretrained_cfg(name)
     heads, expects = config.num_classes, config.input_size[0]
     if trained:
-        if classes not in (None, heads):
-            raise other_classes(source, heads, classes)
-        if channels not in (None, expects):
-            raise other_channels(source, expects, channels)
         if not heads:
             raise ValueError(
                 f"{source} gives features and no classes; fine-tune it with a head on your data "
                 "first, and give the result by --weights FILE."
             )
+        if classes not in (None, heads):
+            raise other_classes(source, heads, classes)
+        if channels not in (None, expects):
+            raise other_channels(source, expects, channels)
     wanted = {"num_classes": classes, "in_chans": channels}
     given = {key: value for key, value in wanted.items() if value is not None}
     if trained:
         file = f"https://huggingface.co/{config.hf_hub_id}" if config.hf_hub_id else config.url
-        with fetching(source, f"download {file} elsewhere and give it by --weights FILE"):
+        with fetching(source, f"download {file} elsewhere and give it by --weights PATH"):
             net = timm.create_model(name, pretrained=True, **given)
     else:
         net = timm.create_model(name, pretrained=False, **given)

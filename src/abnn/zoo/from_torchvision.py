@@ -79,7 +79,7 @@ def _built(models: Any, architecture: str, weights: Any, trained: bool, classes:
         if not trained:
             return builder(**values)
         values |= {"weights": weights, "progress": shows_progress()}
-        otherwise = f"download {weights.url} elsewhere and give it by --weights FILE"
+        otherwise = f"download {weights.url} elsewhere and give it by --weights PATH"
         with fetching(f"torchvision:{architecture}@{weights.name}", otherwise):
             return builder(**values)
 
@@ -92,5 +92,5 @@ def _input(preset: Any) -> Input:
     crops, resizes = getattr(preset, "crop_size", None), getattr(preset, "resize_size", None)
     if not crops or not resizes:  # of segmentation and detection, which take any size
         return Input(None, 3, mean, std, interpolation)
-    height, width = (crops[0], crops[-1])
-    return Input((height, width), 3, mean, std, interpolation, min(1.0, height / resizes[0]))
+    height, width = crops[0], crops[-1]
+    return Input((height, width), 3, mean, std, interpolation, height / resizes[0])

@@ -26,8 +26,8 @@ class Input:
         interpolation: how images are resized.
         crop: the share of a side that the central crop keeps; 224 / 256 resizes to 256 for 224.
             A few networks have more than 1, and the border is then filled with zeros.
-        squash: resize height and width each to its size, where others keep the proportions, resize
-            the shorter side and crop.
+        squash: resize height and width each to its own, where others keep the proportions and
+            resize the shorter side.
 
     >>> expected = Input((224, 224), mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5), crop=0.875)
     >>> expected.resized

@@ -120,7 +120,7 @@ def _filled(
     """A network with the weights of a file, and as many classes as these have."""
     weights = read_weights(file)
     model = source.open_named(name, classes, channels, False)
-    has = classes_in(weights, model.net)
+    has = classes_in(weights, model.net, file)
     if has is not None and classes is not None:
         raise other_classes(f"The network in {file}", has, classes)
     if has is not None and source is not SOURCES["module"]:

@@ -114,19 +114,21 @@ def put_weights(net: nn.Module, weights: Mapping[str, Tensor], path: str | Path)
     net.load_state_dict(weights, strict=False)
 
 
-def classes_in(weights: Mapping[str, Tensor], net: nn.Module) -> int | None:
+def classes_in(weights: Mapping[str, Tensor], net: nn.Module, path: str | Path) -> int | None:
     """How many classes weights are for, where it is all in which they do not fit a network.
 
-    >>> classes_in(nn.Linear(4, 7).state_dict(), nn.Linear(4, 10))
+    >>> classes_in(nn.Linear(4, 7).state_dict(), nn.Linear(4, 10), "w.pt")
     7
-    >>> classes_in(nn.Linear(5, 7).state_dict(), nn.Linear(4, 10)) is None
+    >>> classes_in(nn.Linear(5, 7).state_dict(), nn.Linear(4, 10), "w.pt") is None
     True
     """
     expected = net.state_dict()
-    weights = _named_as(net, expected, weights, "")
-    pairs = [(tensor.shape, expected[name].shape) for name, tensor in weights.items()
-             if name in expected and tensor.shape != expected[name].shape]  # fmt: skip
-    if not all(len(a) == len(b) > 0 and a[1:] == b[1:] for a, b in pairs):
+    weights = _named_as(net, expected, weights, path)
+    shapes = {
+        name: (weights[name].shape, expected[name].shape) for name in expected.keys() & weights
+    }
+    pairs = [(found, ours) for found, ours in shapes.values() if found != ours]
+    if not all(len(found) == len(ours) > 0 and found[1:] == ours[1:] for found, ours in pairs):
         return None
     heads = {(found[0], ours[0]) for found, ours in pairs}
     return heads.pop()[0] if len(heads) == 1 else None
