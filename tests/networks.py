@@ -11,6 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from abnn.zoo import cifar_resnet, small_resnet, wide_resnet
+from abnn.zoo.extras import package
+
 CLASSES = 10
 
 
@@ -597,7 +600,23 @@ TORCH = (
     Network("torch/two_inputs", _TwoInputs, _two_inputs),
 )
 
-NETWORKS: tuple[Network, ...] = TORCH + TORCHVISION + TIMM + TRANSFORMERS
+
+# --- the zoo -----------------------------------------------------------------------------------
+
+
+def _deeplabv3plus() -> Any:
+    smp = package("segmentation_models_pytorch")
+    return smp.DeepLabV3Plus("resnet18", encoder_weights=None, classes=CLASSES, decoder_channels=32)
+
+
+ZOO = (
+    Network("zoo/cifar_resnet", partial(cifar_resnet, 8, CLASSES), _images(32)),
+    Network("zoo/small_resnet", partial(small_resnet, CLASSES, 3), _images(32)),
+    Network("zoo/wide_resnet", partial(wide_resnet, 10, 1, CLASSES), _images(32)),
+    Network("zoo/deeplabv3plus", _deeplabv3plus, _images(32)),
+)
+
+NETWORKS: tuple[Network, ...] = TORCH + TORCHVISION + TIMM + TRANSFORMERS + ZOO
 
 # The batch of these is not the leading dimension.
 ODD_NETWORKS: tuple[Network, ...] = (

@@ -57,7 +57,13 @@ def test_inspect_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize(
     "network",
-    ["timm:test_resnet", "timm:test_resnet.r160_in1k", "torchvision:lraspp_mobilenet_v3_large"],
+    [
+        "timm:test_resnet",
+        "timm:test_resnet.r160_in1k",
+        "torchvision:lraspp_mobilenet_v3_large",
+        "torchvision:resnet18@DEFAULT",
+        "zoo:resnet50",
+    ],
 )
 def test_networks_are_built_without_a_download(
     network: str, capsys: pytest.CaptureFixture[str]

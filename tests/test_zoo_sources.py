@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from abnn.zoo import NETWORKS, Input, Model, build, open_model
 from abnn.zoo.from_torchvision import _input
 from shared import shared
 
+PAGE = (Path(__file__).parents[1] / "docs/models.md").read_text()
 LABELS = ("ant", "bee", "cat")
 
 
@@ -38,7 +40,7 @@ def forbidden(*args: Any, **kwargs: Any) -> Any:
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current directory, the only place from which anything can be read."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(torch.hub, "_hub_dir", str(tmp_path / "hub"))
+    monkeypatch.setenv("TORCH_HOME", str(tmp_path))
     monkeypatch.setattr(torch.hub, "download_url_to_file", forbidden)
     monkeypatch.setattr(timm.models._hub, "hf_hub_download", forbidden)
     return tmp_path
@@ -136,6 +138,16 @@ class TestAnySource:
 
 
 class TestZoo:
+    def test_the_page_says_how_many_classes_and_parameters_each_has(self) -> None:
+        rows = re.findall(r"\| `(\w+)` \|.*\| (\d+) \|[^|]*\| ([\d,]+) \|\n", PAGE)
+        assert [row[0] for row in rows] == list(NETWORKS)
+        for name, classes, parameters in rows:
+            with torch.device("meta"):
+                net = build(f"zoo:{name}")
+            assert f"{sum(parameter.numel() for parameter in net.parameters()):,}" == parameters
+            *_, head = net.parameters()
+            assert len(head) == int(classes)
+
     @pytest.mark.parametrize("name", sorted(NETWORKS))
     def test_every_network_runs_on_the_input_it_asks_for(self, name: str) -> None:
         with torch.device("meta"):
@@ -434,6 +446,14 @@ class TestModule:
     def test_a_network_alone_comes_with_nothing(self, builder: str) -> None:
         model = open_model(f"module:my_nets:{builder}", classes=3, channels=1)
         assert (model.input, model.classes) == (None, None)
+
+    def test_the_builder_on_the_page_is_one(self, here: Path) -> None:
+        block = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[-1]
+        (here / "of_page.py").write_text(block)
+        model = open_model("module:of_page:build")
+        assert model.classes == ("cat", "dog")
+        assert model.input is not None
+        assert model.net(torch.rand(2, 3, *(model.input.size or ()))).shape == (2, 2)
 
     def test_weights_come_from_a_file(self, here: Path) -> None:
         trained = nn.Linear(4, 3)
