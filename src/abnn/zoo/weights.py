@@ -66,8 +66,8 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can fail anywhere in the decoder
         raise ValueError(
-            f"{path} cannot be read: it must be a .safetensors file, "
-            "or a state_dict that torch.save wrote."
+            f"{path} cannot be read: it must be a .safetensors file, or a state_dict that "
+            "torch.save wrote, with nothing but tensors and plain values beside it."
         ) from error
     while isinstance(content, Mapping):
         inside = next((content[w] for w in WRAPPERS if isinstance(content.get(w), Mapping)), None)
