@@ -16,7 +16,7 @@ from torch import nn
 
 import abnn
 from abnn.cli import run
-from abnn.data import open_data
+from abnn.data import View, open_data
 from abnn.snapshots import snapshots_of
 from fitting import banks, data, equal
 
@@ -123,11 +123,12 @@ def test_random_weights_are_the_same_when_a_fit_goes_on(here: Path) -> None:
 
 
 def test_images_of_bytes_become_normalised_floats_with_the_channels_first(here: Path) -> None:
-    dataset: Any = open_data("npz:images.npz", "train", (0.5, 0.5, 0.5), (0.25, 0.5, 1.0))
+    view = View(mean=(0.5, 0.5, 0.5), std=(0.25, 0.5, 1.0))
+    dataset: Any = open_data("npz:images.npz", "train", view)
     with np.load("images.npz") as arrays:
         expected = (arrays["x"][3].transpose(2, 0, 1) / 255 - 0.5) / [[[0.25]], [[0.5]], [[1.0]]]
     torch.testing.assert_close(dataset[3][0], torch.from_numpy(expected).float())
-    mirrored: Any = open_data("npz:images.npz", "train", augmentation=["hflip"])
+    mirrored: Any = open_data("npz:images.npz", "train", View(augmentation=("hflip",)))
     plain: Any = open_data("npz:images.npz", "train")
     seen = {bool((mirrored[0][0] == plain[0][0]).all()) for _ in range(20)}
     assert seen == {True, False}
@@ -165,7 +166,7 @@ def test_two_processes_end_like_one(here: Path) -> None:
         (["--model", "timm:resnet18"], "random weights; give its trained ones by --weights"),
         (["--model", "module:mine:number"], "is a int"),
         (["--weights", "none.pt"], "no file none.pt"),
-        (["--data", "rows.npz"], "write npz:PATH or module:"),
+        (["--data", "rows.npz"], "write npz:PATH, folder:PATH"),
         (["--data", "npz:none.npz"], "no file none.npz"),
         (["--data", "npz:not.npz"], "no npz file of plain arrays"),
         (["--data", "npz:short.npz"], "20 inputs but 2 labels"),
@@ -177,7 +178,7 @@ def test_two_processes_end_like_one(here: Path) -> None:
         (["--mean", "0.5", "--std", "1"], "for images of bytes, which rows.npz does not hold"),
         (["--recipe", "cifar10-resnet5"], "did you mean 'cifar10-resnet50'"),
         (["--recipe", "cifar10-resnet50"], "hflip of the recipe"),
-        (["--recipe", "muad-deeplabv3plus"], "asks for random_crop, color_jitter, random_scale"),
+        (["--recipe", "muad-deeplabv3plus"], "random_scale of the recipe are for images"),
         (["--lr", "-1"], "lr=-1.0"),
         (["--noise", "loud"], "noise='loud'"),
         (["--split", "rows"], "split='rows'"),

@@ -13,8 +13,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from abnn.data import held_out_split, open_data, open_ood, train_and_validation
-from abnn.image_set import Images
+from abnn.data import Images, View, held_out_split, open_data, open_ood, train_and_validation
 
 RNG = np.random.default_rng(0)
 GREY = RNG.integers(0, 256, (12, 8, 8), dtype=np.uint8)
@@ -27,8 +26,9 @@ def saved(folder: Path, **arrays: Any) -> str:
     return f"npz:{folder / 'd.npz'}"
 
 
-def like(C: int, H: int, W: int, **channels: Any) -> Images:
-    return Images(torch.zeros(3, C, H, W, dtype=torch.uint8), torch.zeros(3).long(), **channels)
+def like(C: int, H: int, W: int, **view: Any) -> Images:
+    images = torch.zeros(3, C, H, W, dtype=torch.uint8)
+    return Images(images, torch.zeros(3).long(), View(**view))
 
 
 def stacked(data: Dataset[Any]) -> Tensor:
@@ -41,8 +41,17 @@ def test_the_test_part_is_x_test_or_all_there_is(tmp_path: Path) -> None:
     assert len(both) == 5
     alone: Any = open_data(saved(tmp_path, x=GREY, y=LABELS), "test")
     assert len(alone) == 12
-    with pytest.raises(ValueError, match="no x_test and y_test or x and y; it has x_train, y_tr"):
+    with pytest.raises(ValueError, match=r"d\.npz has no test data, but train data; name other"):
         open_data(saved(tmp_path, x_train=GREY, y_train=LABELS), "test")
+
+
+def test_test_data_beside_training_data_is_no_validation_data(tmp_path: Path) -> None:
+    arrays = {"x_test": GREY[:5], "y_test": LABELS[:5]}
+    held_out: Any = open_data(saved(tmp_path, **arrays), "validation")
+    assert len(held_out) == 5
+    both = saved(tmp_path, x_train=GREY, y_train=LABELS, **arrays)
+    with pytest.raises(ValueError, match="no validation data, but train and test data; hold some"):
+        open_data(both, "validation")
 
 
 @pytest.mark.parametrize("size, count", [(0.25, 25), (7, 7), (0.011, 1)])
@@ -61,7 +70,8 @@ def test_what_is_held_out_is_a_matter_of_the_seed_alone() -> None:
 
 
 def test_held_out_images_are_not_mirrored() -> None:
-    images = Images(torch.from_numpy(GREY), torch.from_numpy(LABELS), flip=True)
+    view = View(augmentation=("hflip",))
+    images = Images(torch.from_numpy(GREY), torch.from_numpy(LABELS), view)
     rest, held = held_out_split(images, 4)
     plain = Images(torch.from_numpy(GREY), torch.from_numpy(LABELS))
     for _ in range(10):
@@ -97,9 +107,9 @@ def test_validation_data_is_never_test_data(tmp_path: Path) -> None:
 def test_validation_data_of_a_file_is_used(tmp_path: Path) -> None:
     arrays = {"x_train": GREY, "y_train": LABELS, "x_val": GREY[:4], "y_val": LABELS[:4]}
     source = saved(tmp_path, **arrays)
-    train, validation, note = train_and_validation(source, augmentation=["hflip"])
+    train, validation, note = train_and_validation(source, View(augmentation=("hflip",)))
     assert (len(train), len(validation)) == (12, 4)  # type: ignore[arg-type]
-    assert note == f"validation: x_val of {tmp_path / 'd.npz'}"
+    assert note == f"validation: that of {source}"
     assert isinstance(train, Images)
     assert isinstance(validation, Images)
     assert (train.flip, validation.flip) == (True, False)
@@ -178,16 +188,16 @@ def test_both_are_done_to_any_number_of_images(tmp_path: Path) -> None:
 def test_they_are_normalised_as_those_that_they_are_told_from(tmp_path: Path) -> None:
     source = saved(tmp_path, x=GREY)
     plain = torch.from_numpy(GREY).float().unsqueeze(1) / 255
-    known = Subset(like(1, 8, 8, mean=[0.5], std=[0.25], flip=True), [0, 1])
+    known = Subset(like(1, 8, 8, mean=[0.5], std=[0.25], augmentation=["hflip"]), [0, 1])
     for given in (known, DataLoader(known)):
         data, _ = open_ood(source, given)
         assert isinstance(data, Images)
         assert not data.flip
         torch.testing.assert_close(stacked(data), (plain - 0.5) / 0.25)
     own = TensorDataset(torch.zeros(2, 1, 8, 8), torch.zeros(2))
-    data, _ = open_ood(source, own, mean=[0.1], std=[0.2])
+    data, _ = open_ood(source, own, View(mean=(0.1,), std=(0.2,)))
     torch.testing.assert_close(stacked(data), (plain - 0.1) / 0.2)  # type: ignore[arg-type]
-    stream, _ = open_ood(source, Stream(), mean=[0.1], std=[0.2])
+    stream, _ = open_ood(source, Stream(), View(mean=(0.1,), std=(0.2,)))
     torch.testing.assert_close(stacked(stream), (plain - 0.1) / 0.2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="not known how the in-distribution data is normalised"):
         open_ood(source, own)
@@ -205,8 +215,8 @@ def test_inputs_that_are_no_images_must_be_alike(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arrays, known, message",
     [
-        ({"x_train": GREY}, like(1, 8, 8), "no x_test or x; it has x_train"),
-        ({"x": GREY[:0]}, like(1, 8, 8), "x of .* hold no examples"),
+        ({"x_train": GREY}, like(1, 8, 8), "no test data, but train data"),
+        ({"x": GREY[:0]}, like(1, 8, 8), "x of .* holds no examples"),
         ({"x": GREY.astype(np.float32)}, like(1, 8, 8), "holds float32 .* is of images of bytes"),
         ({"x": GREY.astype(np.int64)}, like(1, 8, 8), "holds int64 .* is of images of bytes"),
         ({"x": np.zeros((3, 8, 8, 4), np.uint8)}, like(3, 8, 8), "have 4 channels, .* 3; only"),
@@ -223,20 +233,25 @@ def test_unfit_ood_data_is_refused(
 
 
 def test_a_source_must_say_what_it_is() -> None:
-    with pytest.raises(ValueError, match="write npz:PATH or module:"):
-        open_ood("d.npz", like(1, 8, 8))
+    for unclear in ("d.npz", "npz:", "cifar10:", "files:d", ""):
+        with pytest.raises(ValueError, match="write npz:PATH, folder:PATH, .* or module:PACKAGE"):
+            open_ood(unclear, like(1, 8, 8))
     with pytest.raises(FileNotFoundError, match=r"no file none\.npz"):
         open_ood("npz:none.npz", like(1, 8, 8))
     with pytest.raises(ValueError, match="Give both --mean and --std"):
-        open_ood("npz:none.npz", like(1, 8, 8), mean=[0.5])
+        View(mean=(0.5,))
 
 
 @pytest.mark.parametrize(
     "arrays, message",
     [
-        ({"x": GREY[:0], "y": LABELS[:0]}, "x and y of .* hold no examples"),
+        ({"x": GREY[:0], "y": LABELS[:0]}, "x of .* holds no examples"),
         ({"x": GREY, "y": LABELS + 0.5}, "labels of .* are float64 .* numbers of classes"),
-        ({"x": GREY}, "no x_train and y_train or x and y; it has x"),
+        ({"x": GREY}, "x of .* has no labels"),
+        ({"rows": GREY}, "neither x, nor x_train, x_val or x_test, .*; it has rows"),
+        ({"x": GREY, "y": LABELS - 1}, "label of .* is -1; labels are numbers from 0"),
+        ({"x": GREY, "y": LABELS, "classes": ["a", "b"]}, "is 2, but there are the names of 2"),
+        ({"x": GREY, "y": LABELS, "classes": [*"abcd"]}, "no example of the class d; add"),
         ({"x": GREY, "y": LABELS[:3]}, "12 inputs but 3 labels"),
     ],
 )

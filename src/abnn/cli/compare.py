@@ -17,14 +17,22 @@ from abnn.batches import inputs_of, split
 from abnn.cli import CommandError
 from abnn.cli.options import NETWORK, mistakes_told, numbers, whole_numbers
 from abnn.compare import ENTRIES, Comparison, Setting, compare
-from abnn.data import has_test, open_data, open_ood, train_and_validation
+from abnn.data import (
+    View,
+    classes_of,
+    has_test,
+    open_data,
+    open_ood,
+    train_and_validation,
+    training_loader,
+)
 from abnn.folding import first_tensor
 from abnn.train import FROM_SCRATCH
 from abnn.zoo import build
 
 _Data = Dataset[Any] | DataLoader[Any]
 
-_DATA = "npz:PATH, with x_train, y_train, x_test and y_test; or module:PACKAGE.MODULE:BUILDER."
+_DATA = "npz:PATH, folder:PATH, cifar10, hf:NAME, module:PACKAGE.MODULE:BUILDER; see docs/data.md."
 
 
 def command(
@@ -120,14 +128,16 @@ class _Sources:
         test = self._test()
         evaluation = {"in-distribution": test}
         for name, source in self.ood.items():
-            evaluation[name], note = open_ood(source, test, self.mean, self.std)
+            evaluation[name], note = open_ood(source, test, self._view())
             typer.echo(f"{name}: {note}", err=True)
         loaders = {name: self._loader(found) for name, found in evaluation.items()}
         image = first_tensor(inputs_of(_first(test)))
         classes, channels = _classes(train), image.shape[0] if image.ndim == 3 else None
+        if not isinstance(train, DataLoader):
+            train = training_loader(train, recipe.batch_size, recipe.augmentation, classes)
         return Setting(
             partial(build, model, classes, channels),
-            _training_loader(train, recipe),
+            train,
             self._loader(validation),
             loaders.pop("in-distribution"),
             loaders,
@@ -141,22 +151,23 @@ class _Sources:
 
     def _training(self, recipe: abnn.Recipe) -> tuple[_Data, _Data]:
         if self.validation is not None:
-            train = open_data(self.data, "train", self.mean, self.std, recipe.augmentation)
-            return train, open_data(self.validation, "validation", self.mean, self.std)
-        train, held_out, note = train_and_validation(
-            self.data, self.mean, self.std, recipe.augmentation
-        )
+            train = open_data(self.data, "train", self._view(recipe.augmentation))
+            return train, open_data(self.validation, "validation", self._view())
+        train, held_out, note = train_and_validation(self.data, self._view(recipe.augmentation))
         typer.echo(note, err=True)
         return train, held_out
 
     def _test(self) -> _Data:
-        test = open_data(self.test, "test", self.mean, self.std)
-        if self.test == self.data and (self.data.startswith("module:") or not has_test(self.data)):
+        test = open_data(self.test, "test", self._view())
+        if self.test == self.data and not has_test(self.data):
             raise ValueError(
                 f"{self.data} has no test data of its own; name it by --test, or the network would "
                 "be tested on what it was trained on."
             )
         return test
+
+    def _view(self, augmentation: tuple[str, ...] = ()) -> View:
+        return View(mean=self.mean, std=self.std, augmentation=augmentation)
 
     def _loader(self, data: _Data) -> DataLoader[Any]:
         if isinstance(data, DataLoader):
@@ -166,16 +177,6 @@ class _Sources:
         return DataLoader(data, 256)
 
 
-def _training_loader(data: _Data, recipe: abnn.Recipe) -> DataLoader[Any]:
-    if isinstance(data, DataLoader):
-        return data
-    if isinstance(data, IterableDataset):
-        return DataLoader(data, recipe.batch_size)
-    # A last batch of one has no batch statistics; in the next epoch its example is another.
-    lone = len(data) % recipe.batch_size == 1 < len(data)  # type: ignore[arg-type]
-    return DataLoader(data, recipe.batch_size, shuffle=True, drop_last=lone)
-
-
 def _first(data: _Data) -> Any:
     if isinstance(data, DataLoader):
         data = data.dataset
@@ -183,7 +184,10 @@ def _first(data: _Data) -> Any:
 
 
 def _classes(data: _Data) -> int:
-    """How many classes there are: one more than the largest label."""
+    """How many classes there are: those that have names, or one more than the largest label."""
+    names = classes_of(data)
+    if names and len(names) > 1:
+        return len(names)
     largest = -1
     with torch.no_grad():
         for batch in data if isinstance(data, DataLoader) else DataLoader(data, 256):

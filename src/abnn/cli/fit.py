@@ -6,16 +6,16 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 import abnn
-from abnn.cli import CommandError
+from abnn.cli import CommandError, is_first
 from abnn.cli.options import NETWORK, WEIGHTS, mistakes_told, numbers
-from abnn.data import Part, open_data
+from abnn.data import MIXING, Part, View, notes_of, open_data, training_loader
 from abnn.distributed import PeerError, World, world
 from abnn.zoo import Model, open_model
 
-_DATA = "npz:PATH, with x_train and y_train or x and y; or module:PACKAGE.MODULE:BUILDER."
+_DATA = "npz:PATH, folder:PATH, cifar10, hf:NAME, module:PACKAGE.MODULE:BUILDER; see docs/data.md."
 
 
 def command(
@@ -27,7 +27,7 @@ def command(
     ],
     weights: Annotated[Path | None, typer.Option(help=WEIGHTS)] = None,
     validation: Annotated[
-        str | None, typer.Option(help="Held-out data: as --data, with x_val, x_test or x.")
+        str | None, typer.Option(help="Held-out data, written as --data; never its test part.")
     ] = None,
     mean: Annotated[str | None, typer.Option(help="Of the channels, as 0.49,0.48,0.45.")] = None,
     std: Annotated[str | None, typer.Option(help="Of the channels, as 0.25,0.24,0.26.")] = None,
@@ -118,21 +118,24 @@ def _loader(
 ) -> DataLoader[Any]:
     training = part == "train"
     augmentation = recipe.augmentation if training else ()
-    found = open_data(source, part, **channels, augmentation=augmentation)
+    mixed = [name for name in augmentation if name in MIXING]
+    if mixed:
+        raise CommandError(
+            f"The recipe asks for {mixed[0]}, which mixes labels, and a fit needs one label an "
+            "example; use that to train the network, and leave it out here by --no-augmentation."
+        )
+    found = open_data(
+        source, part, View(augmentation=augmentation, mean=channels["mean"], std=channels["std"])
+    )
     if isinstance(found, DataLoader):
         if own_size:
             raise CommandError(f"{source} is a DataLoader and has a batch size; set it there.")
         return found
-    if isinstance(found, IterableDataset):
+    if is_first():
+        for note in notes_of(found):
+            typer.echo(f"{part}: {note}", err=True)
+    if not training:
         return DataLoader(found, recipe.batch_size, num_workers=workers)
-    # A last batch that is too small for batch statistics, or to be shared, is left out: in the next
-    # epoch its examples are others.
+    # A last batch that is too small for batch statistics, or to be shared, is left out.
     least = max(2, everyone.size if everyone else 1)
-    small = 0 < len(found) % recipe.batch_size < least  # type: ignore[arg-type]
-    return DataLoader(
-        found,
-        recipe.batch_size,
-        shuffle=training,
-        num_workers=workers,
-        drop_last=training and small,
-    )
+    return training_loader(found, recipe.batch_size, workers=workers, least=least)
