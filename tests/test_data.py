@@ -31,6 +31,10 @@ def like(C: int, H: int, W: int, **view: Any) -> Images:
     return Images(images, torch.zeros(3).long(), View(**view))
 
 
+def ood(*given: Any) -> tuple[Any, str]:
+    return open_ood(*given)
+
+
 def stacked(data: Dataset[Any]) -> Tensor:
     return torch.stack([data[i][0] for i in range(len(data))])  # type: ignore[arg-type]
 
@@ -126,36 +130,51 @@ def test_a_loader_has_nothing_to_hold_out(tmp_path: Path, monkeypatch: pytest.Mo
     assert (len(rest), len(held)) == (6, 4)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="is a DataLoader, of which no validation data"):
         train_and_validation("module:held:loader")
-    data, note = open_ood("module:held:data", like(1, 8, 8))
-    assert (len(data), note) == (10, "as its builder makes it")  # type: ignore[arg-type]
+    data, note = ood("module:held:data", like(1, 8, 8))
+    assert (len(data), note) == (10, "as its builder makes it")
+
+
+def test_what_is_no_image_of_bytes_may_be_taken_as_it_is(tmp_path: Path) -> None:
+    rows = np.zeros((6, 3, 8, 8), np.float32)
+    source, view = saved(tmp_path, x=rows, y=LABELS[:6]), View((8, 8), (0.5,), (0.2,))
+    with pytest.raises(ValueError, match="for images of bytes, which .* does not hold; leave it"):
+        open_data(source, "train", view)
+    data: Any = open_data(source, "train", view, as_is=True)
+    assert torch.equal(stacked(data), torch.zeros(6, 3, 8, 8))
+    assert ood(source, data, view)[1] == "as it is"
+    with pytest.raises(ValueError, match="hflip of the recipe is for images of bytes"):
+        open_data(source, "train", View(augmentation=("hflip",)), as_is=True)
+
+
+def test_classes_that_lost_their_examples_to_validation_are_told(tmp_path: Path) -> None:
+    arrays = {"x": GREY, "y": [0] * 5 + [1] * 6 + [2], "classes": ["cat", "dog", "cow"]}
+    notes = {train_and_validation(saved(tmp_path, **arrays), size=6, seed=s)[2] for s in range(9)}
+    assert any(note.endswith("; no training example is left of cow") for note in notes)
+    assert any(note.endswith(f"seed {s}") for note in notes for s in range(9))
 
 
 # Out-of-distribution data
 
 
 def test_images_of_the_same_shape_stay_as_they_are(tmp_path: Path) -> None:
-    data, note = open_ood(saved(tmp_path, x_test=GREY, y_test=LABELS), like(1, 8, 8))
+    data, note = ood(saved(tmp_path, x_test=GREY, y_test=LABELS), like(1, 8, 8))
     assert note == "as it is"
-    assert isinstance(data, Images)
     assert torch.equal(stacked(data)[:, 0], torch.from_numpy(GREY).float() / 255)
     assert (data.y == -100).all()
 
 
 def test_colour_becomes_the_grey_that_pillow_makes(tmp_path: Path) -> None:
-    data, note = open_ood(saved(tmp_path, x=COLOUR), like(1, 16, 12))
+    data, note = ood(saved(tmp_path, x=COLOUR), like(1, 16, 12))
     assert note == "grey by luminance"
-    assert isinstance(data, Images)
     expected = np.stack([np.asarray(Image.fromarray(image).convert("L")) for image in COLOUR])
     assert np.abs(data.x[:, 0].numpy().astype(int) - expected).max() <= 1
-    white = open_ood(saved(tmp_path, x=np.full_like(COLOUR, 255)), like(1, 16, 12))[0]
-    assert isinstance(white, Images)
+    white, _ = ood(saved(tmp_path, x=np.full_like(COLOUR, 255)), like(1, 16, 12))
     assert (white.x == 255).all()
 
 
 def test_grey_becomes_three_equal_channels(tmp_path: Path) -> None:
-    data, note = open_ood(saved(tmp_path, x=GREY), like(3, 8, 8))
+    data, note = ood(saved(tmp_path, x=GREY), like(3, 8, 8))
     assert note == "grey in three channels"
-    assert isinstance(data, Images)
     assert torch.equal(
         stacked(data), torch.from_numpy(GREY).float().unsqueeze(1).repeat(1, 3, 1, 1) / 255
     )
@@ -163,10 +182,9 @@ def test_grey_becomes_three_equal_channels(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [(8, 6), (5, 9), (32, 24)])
 def test_images_are_resized_as_pillow_does(tmp_path: Path, size: tuple[int, int]) -> None:
-    data, note = open_ood(saved(tmp_path, x=COLOUR), like(3, *size))
+    data, note = ood(saved(tmp_path, x=COLOUR), like(3, *size))
     stretched = ", out of proportion" if size == (5, 9) else ""
     assert note == f"resized from 16 x 12 to {size[0]} x {size[1]}{stretched}"
-    assert isinstance(data, Images)
     expected = np.stack(
         [
             np.asarray(Image.fromarray(image).resize(size[::-1], Image.Resampling.BILINEAR))
@@ -178,9 +196,8 @@ def test_images_are_resized_as_pillow_does(tmp_path: Path, size: tuple[int, int]
 
 def test_both_are_done_to_any_number_of_images(tmp_path: Path) -> None:
     many = np.concatenate([COLOUR] * 50)
-    data, note = open_ood(saved(tmp_path, x=many), like(1, 7, 7))
+    data, note = ood(saved(tmp_path, x=many), like(1, 7, 7))
     assert note == "grey by luminance; resized from 16 x 12 to 7 x 7, out of proportion"
-    assert isinstance(data, Images)
     assert data.x.shape == (300, 1, 7, 7)
     assert torch.equal(data.x[:6], data.x[-6:])
 
@@ -190,13 +207,12 @@ def test_they_are_normalised_as_those_that_they_are_told_from(tmp_path: Path) ->
     plain = torch.from_numpy(GREY).float().unsqueeze(1) / 255
     known = Subset(like(1, 8, 8, mean=[0.5], std=[0.25], augmentation=["hflip"]), [0, 1])
     for given in (known, DataLoader(known)):
-        data, _ = open_ood(source, given)
-        assert isinstance(data, Images)
+        data, _ = ood(source, given)
         assert not data.flip
         torch.testing.assert_close(stacked(data), (plain - 0.5) / 0.25)
     own = TensorDataset(torch.zeros(2, 1, 8, 8), torch.zeros(2))
-    data, _ = open_ood(source, own, View(mean=(0.1,), std=(0.2,)))
-    torch.testing.assert_close(stacked(data), (plain - 0.1) / 0.2)  # type: ignore[arg-type]
+    data, _ = ood(source, own, View(mean=(0.1,), std=(0.2,)))
+    torch.testing.assert_close(stacked(data), (plain - 0.1) / 0.2)
     stream, _ = open_ood(source, Stream(), View(mean=(0.1,), std=(0.2,)))
     torch.testing.assert_close(stacked(stream), (plain - 0.1) / 0.2)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="not known how the in-distribution data is normalised"):
@@ -206,8 +222,8 @@ def test_they_are_normalised_as_those_that_they_are_told_from(tmp_path: Path) ->
 def test_inputs_that_are_no_images_must_be_alike(tmp_path: Path) -> None:
     rows = np.zeros((5, 4), np.float32)
     known = TensorDataset(torch.zeros(2, 4), torch.zeros(2))
-    data, note = open_ood(saved(tmp_path, x=rows), known)
-    assert (len(data), note) == (5, "as it is")  # type: ignore[arg-type]
+    data, note = ood(saved(tmp_path, x=rows), known)
+    assert (len(data), note) == (5, "as it is")
     with pytest.raises(ValueError, match=r"has the shape \[3\], but .* \[4\]"):
         open_ood(saved(tmp_path, x=rows[:, :3]), known)
 

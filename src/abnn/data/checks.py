@@ -42,8 +42,6 @@ def checked(stored: Stored, absent_allowed: bool = False) -> tuple[str, ...]:
         raise ValueError(f"{name} has no labels; give data that has.")
     if len(stored.images) != len(labels):
         raise ValueError(f"{name} has {len(stored.images)} inputs but {len(labels)} labels.")
-    if not len(labels):
-        raise ValueError(f"{name} holds no examples; give some.")
     counts = _counts(labels, stored.void, name)
     if classes is None:
         return ()

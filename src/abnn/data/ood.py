@@ -57,9 +57,9 @@ def open_ood(
         stored = without_broken(stored)
     x, name, shape = stored.images, stored.name, _shape(known)
     labels = torch.full((len(x),), IGNORED)
-    of_bytes = isinstance(known, Images) or bool(view.mean)
+    of_bytes = isinstance(known, Images)
     if len(shape) == 3 and (isinstance(x, Encoded) or is_images(x)):
-        if not of_bytes:
+        if not (of_bytes or view.mean):
             raise ValueError(
                 f"{name} holds images of bytes, and it is not known how the in-distribution data "
                 "is normalised; give its mean and std, or a builder of your own (module:)."

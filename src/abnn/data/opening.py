@@ -26,6 +26,7 @@ def open_data(
     *,
     skip_broken: bool = False,
     void: int | None = None,
+    as_is: bool = False,
 ) -> Dataset[Any] | DataLoader[Any]:
     """A dataset, or a loader if the user's own module makes one.
 
@@ -39,6 +40,8 @@ def open_data(
         skip_broken: leave out images that can't be read, and go on without classes that have no
             examples; the notes tell which. All images are decoded once to find them.
         void: the label of pixels that do not count; default: what the file says.
+        as_is: take inputs that are no images of bytes as they are, whatever the view normalises by;
+            for a view that is the network's own, and nothing that a user has asked for.
 
     >>> import numpy as np, tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -48,7 +51,7 @@ def open_data(
     """
     stored = stored_part(source, part)
     if not isinstance(stored, Stored):
-        return _as_built(source, stored, view)
+        return _as_built(source, stored, view, as_is)
     if void is not None:
         stored = replace(stored, void=void, notes=(f"pixels of label {void} do not count",))
     if skip_broken:
@@ -58,7 +61,7 @@ def open_data(
     assert y is not None
     if isinstance(x, Encoded) or is_images(x):
         return Images(x, y, view, stored.classes, notes, stored.void)
-    unfit = "--mean and --std are" if view.mean else ""
+    unfit = "--mean and --std are" if view.mean and not as_is else ""
     if view.augmentation:
         names = ", ".join(view.augmentation)
         unfit = f"The {names} of the recipe {'is' if len(view.augmentation) == 1 else 'are'}"
@@ -143,7 +146,10 @@ def stored_part(source: str, part: Part) -> Stored | Dataset[Any] | DataLoader[A
             else "name other data."
         )
         raise ValueError(f"{source} has no {part} data, but {has} data; {advice}")
-    return reader()
+    stored = reader()
+    if isinstance(stored, Stored) and not len(stored.images):
+        raise ValueError(f"{stored.name} holds no examples; give some.")
+    return stored
 
 
 def without_broken(stored: Stored) -> Stored:
@@ -173,9 +179,9 @@ def without_broken(stored: Stored) -> Stored:
 
 
 def _as_built(
-    source: str, data: Dataset[Any] | DataLoader[Any], view: View
+    source: str, data: Dataset[Any] | DataLoader[Any], view: View, as_is: bool
 ) -> Dataset[Any] | DataLoader[Any]:
-    if view.mean:
+    if view.mean and not as_is:
         raise ValueError(
             f"{source} gives inputs as its builder makes them; leave --mean and --std out, and let "
             "the builder normalise."

@@ -55,13 +55,14 @@ def train_and_validation(
     *,
     skip_broken: bool = False,
     void: int | None = None,
+    as_is: bool = False,
 ) -> tuple[Dataset[Any], Dataset[Any], str]:
     """Training data, validation data that is neither that nor test data, and where this is from.
 
     A source that has validation data of its own gives both; of any other, a part is held out.
 
     Args:
-        source, view, skip_broken, void: as of `open_data`; validation data is not augmented.
+        source, view, skip_broken, void, as_is: as of `open_data`; validation data is not augmented.
         size, seed: as of `held_out_split`.
 
     >>> import numpy as np, tempfile
@@ -71,11 +72,10 @@ def train_and_validation(
     >>> len(train), len(validation), note
     (18, 2, 'validation: 2 of the 20 training examples, drawn by seed 0')
     """
-    train = open_data(source, "train", view, skip_broken=skip_broken, void=void)
+    how: dict[str, Any] = {"skip_broken": skip_broken, "void": void, "as_is": as_is}
+    train = open_data(source, "train", view, **how)
     if {"train", "validation"} <= set(parts_of(source)):
-        validation = open_data(
-            source, "validation", view.plain(), skip_broken=skip_broken, void=void
-        )
+        validation = open_data(source, "validation", view.plain(), **how)
         assert isinstance(train, Dataset)
         assert isinstance(validation, Dataset)
         return train, validation, f"validation: that of {source}"

@@ -200,4 +200,4 @@ def _upright(file: Any) -> Any:
 
 def _decoded_small(file: Any) -> None:
     file.draft(None, (1, 1))
-    file.load()
+    _upright(file)

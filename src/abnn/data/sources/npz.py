@@ -2,7 +2,7 @@
 
 Arrays are `x` and `y`, JPEGs are `jpeg`, `offsets` and `y`: image i is the bytes
 `jpeg[offsets[i]:offsets[i + 1]]`. Parts have _train, _val or _test behind these names. `classes`
-names the classes.
+names the classes; if labels are maps, a last one may be called void.
 """
 
 from __future__ import annotations
@@ -60,22 +60,19 @@ def _read(path: str, suffix: str) -> Stored:
     classes = None if names is None else tuple(str(text) for text in names.tolist())
     labels = None if y is None else numbers_of_classes(_tensor(y, path), path)
     images = _tensor(x, path) if x is not None else _jpegs(path, jpeg, offsets)
-    if not len(images):
-        raise ValueError(f"{name} holds no examples; give some.")
-    void, notes = _void(labels, classes)
+    if labels is None or labels.ndim == 1:
+        return Stored(name, images, labels, classes)
+    if classes and classes[-1].lower() == "void":
+        classes = classes[:-1]
+    void = _void(labels, classes)
+    notes = () if void is None else (f"pixels of label {void} do not count",)
     return Stored(name, images, labels, classes, notes, void)
 
 
-def _void(
-    labels: Tensor | None, classes: Sequence[str] | None
-) -> tuple[int | None, tuple[str, ...]]:
-    """The label of pixels that do not count: 255, or the one after those that have a name."""
-    if labels is None or labels.ndim < 2:
-        return None, ()
-    for void in (_VOID, *([len(classes)] if classes else [])):
-        if bool((labels == void).any()):
-            return void, (f"pixels of label {void} do not count",)
-    return None, ()
+def _void(labels: Tensor, classes: Sequence[str] | None) -> int | None:
+    """The label of pixels that do not count: 255, or the one after the classes, if it is there."""
+    after = (len(classes),) if classes else ()
+    return next((void for void in (_VOID, *after) if bool((labels == void).any())), None)
 
 
 def _jpegs(path: str, jpeg: Any, offsets: Any) -> Encoded:
