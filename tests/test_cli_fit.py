@@ -63,6 +63,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     np.savez("images.npz", x=images, y=rng.integers(0, 3, 20))
     np.savez("short.npz", x=images, y=[0, 1])
     (tmp_path / "not.npz").write_text("nonsense")
+    (tmp_path / "mixed.toml").write_text('augmentation = ["medium"]')
     return tmp_path
 
 
@@ -135,6 +136,21 @@ def test_images_of_bytes_become_normalised_floats_with_the_channels_first(here: 
     assert any((mirrored[0][0] == plain[0][0].flip(-1)).all() for _ in range(20))
 
 
+def test_a_folder_of_images_is_data(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    image = pytest.importorskip("PIL.Image")
+    with np.load("images.npz") as arrays:
+        for i, x in enumerate(arrays["x"]):
+            folder = here / "photos" / f"class {i % 3}"
+            folder.mkdir(parents=True, exist_ok=True)
+            image.fromarray(x[..., 0]).save(folder / f"{i}.png")
+    command = ["fit", "--model", "module:mine:cnn", "--data", "folder:photos", "--steps", "2"]
+    assert run([*command, "--batch-size", "8", "--modes", "2", "--out", "run"]) == 0
+    assert capsys.readouterr().err.startswith("train: grey in three channels\n")
+    (folder / "broken.png").write_bytes(b"")
+    assert run([*command, "--batch-size", "21", "--modes", "2", "--out", "other"]) == 2
+    assert "broken.png can't be read as an image" in capsys.readouterr().err
+
+
 def test_two_processes_end_like_one(here: Path) -> None:
     from nets import cnn
 
@@ -179,6 +195,7 @@ def test_two_processes_end_like_one(here: Path) -> None:
         (["--recipe", "cifar10-resnet5"], "did you mean 'cifar10-resnet50'"),
         (["--recipe", "cifar10-resnet50"], "hflip of the recipe"),
         (["--recipe", "muad-deeplabv3plus"], "random_scale of the recipe are for images"),
+        (["--recipe", "mixed.toml"], "asks for medium, which mixes labels"),
         (["--lr", "-1"], "lr=-1.0"),
         (["--noise", "loud"], "noise='loud'"),
         (["--split", "rows"], "split='rows'"),
