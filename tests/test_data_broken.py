@@ -19,6 +19,7 @@ from abnn.data import (
     pictures,
     train_and_validation,
 )
+from abnn.data.stored import Encoded
 from data_sources import IMAGES, K, jpeg, png, stream
 
 VIEW = View((32, 32), (0.5, 0.5, 0.5), (0.2, 0.2, 0.2))
@@ -136,6 +137,16 @@ def test_a_row_of_the_hub_without_an_image_is_named(tmp_path: Path) -> None:
     data: Any = open_data(f"hf:{tmp_path}/hub", "train", VIEW)
     with pytest.raises(BrokenImageError, match="hub, image 1 can't be read .*there is no image"):
         data[1]
+
+
+def test_an_image_is_not_broken_because_there_is_no_memory() -> None:
+    def read(row: int) -> bytes:
+        raise MemoryError
+
+    images = Encoded(range(2), read, str)
+    for use in (lambda: images[0], images.broken):
+        with pytest.raises(MemoryError):
+            use()
 
 
 # Images to predict

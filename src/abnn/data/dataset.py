@@ -261,16 +261,16 @@ def _with_channels(x: Tensor, view: View, grey_by_luminance: bool) -> tuple[Tens
         images, note = conformed(x, (1, *x.shape[2:]))
         return images, [note]
     raise ValueError(
-        f"The images have {before} channels, but --mean has {wanted}; only grey images are brought "
-        "to the three channels of a network."
+        f"The images have {before} channels, and the network takes {wanted}, as many as mean has "
+        "numbers; only grey images are brought to the three channels of a network."
     )
 
 
 def _of_files(x: Encoded, view: View) -> list[str]:
     if view.channels not in (None, 1, 3):
         raise ValueError(
-            f"Images in files have one or three channels, but --mean has {view.channels}; choose "
-            "a network that takes such images."
+            f"Images in files have one or three channels, and the network takes {view.channels}, "
+            "as many as mean has numbers; choose a network that takes such images."
         )
     return ["grey in three channels"] if view.channels != 1 and len(x) and is_grey(x) else []
 

@@ -104,6 +104,8 @@ class Encoded:
             file = self.read(self.rows[i])
             with pillow.open(io.BytesIO(file) if isinstance(file, bytes) else file) as image:
                 return use(image)
+        except MemoryError:  # which says nothing about the image
+            raise
         except Exception as error:  # a damaged file can fail anywhere in its decoder
             reason = str(error).rstrip(".").partition("\n")[0]
             if "cannot identify image file" in reason:
