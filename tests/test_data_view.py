@@ -77,6 +77,20 @@ def test_an_input_that_is_no_square_is_cut_out_in_proportion(
     assert x[0, 5, 1:-1].diff().mean() * 255 == pytest.approx(255 / 119 * shrunk, rel=0.02)
 
 
+def test_an_image_may_be_squashed_instead(tmp_path: Path) -> None:
+    image = photo(60, 91)
+    x = pictures(saved(tmp_path, image), View((32, 24), squash=True))[0]
+    squashed = v2.functional.pil_to_tensor(image.resize((24, 32), Image.Resampling.BILINEAR))
+    assert torch.equal(x, squashed.float() / 255)
+
+
+def test_a_crop_beyond_the_image_has_a_black_border(tmp_path: Path) -> None:
+    x = pictures(saved(tmp_path, photo(60, 60)), View((32, 32), crop=2.0))[0]
+    assert not x[:, :8].any()
+    assert not x[:, :, -8:].any()
+    assert x[:, 8:-8, 8:-8].any()
+
+
 def test_an_image_of_the_right_size_stays_as_it_is(tmp_path: Path) -> None:
     image = photo(32, 32)
     x = pictures(saved(tmp_path, image), View((32, 32), crop=0.5))[0]
@@ -185,7 +199,7 @@ def test_a_file_in_colour_is_not_for_a_network_of_one_channel(tmp_path: Path) ->
         ({"mean": (0.5,)}, "Give both --mean and --std"),
         ({"mean": (0.5,), "std": (0.0,)}, "not above 0 everywhere"),
         ({"crop": 0}, "no share of a side"),
-        ({"crop": 1.5}, "no share of a side"),
+        ({"crop": -1.5}, "no share of a side"),
         ({"interpolation": "biliner"}, "did you mean 'bilinear'"),
         ({"augmentation": ("random_flip",)}, "'random_flip' is unknown"),
         ({"augmentation": ("a3", "hflip")}, "a whole procedure"),

@@ -10,7 +10,7 @@ from abnn.data.packages import package
 from abnn.recipe import nearest
 
 AUGMENTATIONS = ("hflip", "random_crop", "random_scale", "color_jitter", "medium", "a3")
-_INTERPOLATIONS = ("nearest", "bilinear", "bicubic", "lanczos")
+_INTERPOLATIONS = ("nearest", "nearest-exact", "bilinear", "bicubic", "box", "hamming", "lanczos")
 _A3_SIDE = 160  # pixels, at which the A3 procedure trains
 
 
@@ -26,8 +26,9 @@ class View:
         size: height and width of the input; None: images stay as large as they are. An image that
             has this size already is neither resized nor cut.
         mean, std: of every channel, to normalise by; none: not at all.
-        interpolation: "nearest", "bilinear", "bicubic" or "lanczos".
-        crop: which share of the resized image's side the input is.
+        interpolation: "nearest", "bilinear", "bicubic", "lanczos", "box", ...
+        crop: which share of the resized image's side the input is; above 1, it has a black border.
+        squash: resize height and width each to its own, whatever the proportions of the image.
         augmentation: names of `AUGMENTATIONS`; docs/data.md says what each does.
 
     >>> View(size=(224, 224), mean=(0.5, 0.5, 0.5), std=(0.2, 0.2, 0.2), crop=0.875).resized
@@ -40,6 +41,7 @@ class View:
     interpolation: str = "bilinear"
     crop: float = 1.0
     augmentation: tuple[str, ...] = ()
+    squash: bool = False
 
     def __post_init__(self) -> None:
         for name in ("mean", "std", "augmentation"):
@@ -52,8 +54,8 @@ class View:
             raise ValueError("Give both --mean and --std, with as many numbers each, or neither.")
         if not all(number > 0 for number in self.std):
             raise ValueError(f"std={self.std} is not above 0 everywhere; give that of the images.")
-        if not 0 < self.crop <= 1:
-            raise ValueError(f"crop={self.crop} is no share of a side; give one above 0, up to 1.")
+        if not 0 < self.crop < math.inf:
+            raise ValueError(f"crop={self.crop} is no share of a side; give one above 0.")
         if self.interpolation not in _INTERPOLATIONS:
             raise ValueError(
                 f"interpolation={self.interpolation!r} is unknown"
@@ -105,8 +107,8 @@ class View:
     def plain(self) -> View:
         """The same without augmentation.
 
-        >>> View(augmentation=("hflip",)).plain()
-        View(size=None, mean=(), std=(), interpolation='bilinear', crop=1.0, augmentation=())
+        >>> View(augmentation=("hflip",)).plain() == View()
+        True
         """
         return replace(self, augmentation=())
 
@@ -124,7 +126,7 @@ class Fitted:
         assert view.size is not None
         assert view.resized is not None
         self.size, self.least = view.size, view.resized
-        self.interpolation = view.interpolation
+        self.interpolation, self.squash = view.interpolation, view.squash
 
     def __call__(self, image: Any, label: Any) -> tuple[Any, Any]:
         """An image, and its label, which moves along where it is a map."""
@@ -133,10 +135,11 @@ class Fitted:
         if (height, width) == self.size:
             return image, label
         least_height, least_width = self.least
-        if least_height * width >= least_width * height:
-            least_width = least_height * width // height
-        else:
-            least_height = least_width * height // width
+        if not self.squash:  # one of them is more than the least
+            least_height, least_width = (
+                max(least_height, least_width * height // width),
+                max(least_width, least_height * width // height),
+            )
         fit = v2.Compose(
             [
                 v2.Resize([least_height, least_width], mode(self.interpolation), antialias=True),
