@@ -12,6 +12,20 @@ import abnn
 # is compared bit for bit, between processes too, must not depend on how sums were split.
 torch.set_num_threads(1)
 
+# What training frameworks warn of by themselves, in tests and examples that run them.
+_OF_FRAMEWORKS = (
+    r".isinstance\(treespec, LeafSpec\). is deprecated",
+    r"The '\w+_dataloader' does not have many workers",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Let these pass, and nothing else."""
+    for item in items:
+        if "integrations" in item.nodeid:
+            for message in _OF_FRAMEWORKS:
+                item.add_marker(pytest.mark.filterwarnings(f"ignore:{message}"))
+
 
 @pytest.fixture(autouse=True)
 def _start(doctest_namespace: dict[str, Any]) -> None:
