@@ -16,6 +16,9 @@ torch.set_num_threads(1)
 _OF_FRAMEWORKS = (
     r".isinstance\(treespec, LeafSpec\). is deprecated",
     r"The '\w+_dataloader' does not have many workers",
+    r"You defined a `validation_step` but have no `val_dataloader`",
+    r"The number of training batches \(\d+\) is smaller than the logging interval",
+    r"Checkpoint directory .* exists and is not empty",
 )
 
 

@@ -191,16 +191,18 @@ class ABNNCallback(pl.Callback):  # type: ignore[misc]
     def _validation_data(self, trainer: Any) -> Iterable[Any] | None:
         if self._validation is not None:
             return self._batches(trainer, self._validation(trainer), trainer.fast_dev_run or None)
+        if not trainer.enable_validation:
+            return None
         # A resumed training that has nothing left to do has not asked for them.
         trainer.fit_loop.epoch_loop.val_loop.setup_data()
-        loaders = _leaves(trainer.val_dataloaders)
-        if not loaders:
-            return None
-        first = loaders[0]
+        first, limit = _leaves(trainer.val_dataloaders)[0], trainer.num_val_batches[0]
         if is_share(first):  # abnn shares the work, and every process needs all the data
             everything = SequentialSampler(first.dataset)
-            first = rebatched(first, BatchSampler(everything, first.batch_sampler.batch_size, False))
-        return self._batches(trainer, first, trainer.num_val_batches[0])
+            first = rebatched(
+                first, BatchSampler(everything, first.batch_sampler.batch_size, False)
+            )
+            limit *= trainer.world_size
+        return self._batches(trainer, first, limit)
 
     def _batches(self, trainer: Any, loader: Any, limit: float | None) -> Iterable[Any]:
         """A loader as the trainer would use it: so many batches, and of its precision."""
