@@ -181,7 +181,7 @@ def _of_all_processes(prepared: Any) -> Iterable[Any]:
     could not do again, and gives every process batches of its own.
     """
     loader = getattr(prepared, "base_dataloader", prepared)
-    shard = getattr(loader, "batch_sampler", None)
+    shard: Any = getattr(loader, "batch_sampler", None)
     processes = getattr(shard, "num_processes", 1)
     if processes == 1:
         return loader  # type: ignore[no-any-return]
