@@ -18,6 +18,8 @@ _OF_FRAMEWORKS = (
     r"The '\w+_dataloader' does not have many workers",
     r"You defined a `validation_step` but have no `val_dataloader`",
     r"The number of training batches \(\d+\) is smaller than the logging interval",
+    r"'pin_memory' argument is set as true but no accelerator is found",
+    r"Starting from v1.9.0, `tensorboardX` has been removed",
     r"Checkpoint directory .* exists and is not empty",
 )
 

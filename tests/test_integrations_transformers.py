@@ -160,6 +160,13 @@ def test_a_fit_that_was_killed_goes_on_with_the_training_resumed(
     assert torch.equal(callback.result.losses, straight.result.losses)
     assert callback.result.whole is not None
 
+    made.eval_dataset, later = texts(5), small(**options)
+    assert later.fit(made) is not callback.bnn
+    assert later.run == callback.run
+    assert later.result is not None
+    assert later.result.whole is not None
+    assert later.result.whole.n == 5
+
 
 def test_mixed_precision_is_of_the_training_alone(trainer: Any) -> None:
     callback, net = small(), bert()

@@ -153,14 +153,12 @@ class ABNNCallback(transformers.TrainerCallback):  # type: ignore[misc]
         return fitted.bnn
 
     def _fit(self, args: Any, model: nn.Module, training: Any, held_out: Any) -> Fitted:
-        validation = self._validation
-        if validation is None and held_out is not None:
-            validation = _of_all_processes(held_out)
+        held_out = held_out if self._validation is None else self._validation
         with _unwrapped(model):
             fitted = self._conversion.fit(
                 model,
                 self._training_data(training),
-                validation,
+                None if held_out is None else _of_all_processes(held_out),
                 args.output_dir,
                 args.device,
                 progress=False if args.disable_tqdm else None,
@@ -171,7 +169,7 @@ class ABNNCallback(transformers.TrainerCallback):  # type: ignore[misc]
         return fitted
 
     def _training_data(self, prepared: Any) -> Iterable[Any]:
-        return _of_all_processes(prepared) if self._loader is None else self._loader
+        return _of_all_processes(prepared if self._loader is None else self._loader)
 
 
 def _of_all_processes(prepared: Any) -> Iterable[Any]:
