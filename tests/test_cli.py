@@ -23,6 +23,12 @@ def build():
 def fails():
     raise OSError("no disk")
 
+def waits():
+    raise KeyboardInterrupt
+
+def lazy():
+    return nn.Sequential(nn.LazyLinear(8), nn.LazyBatchNorm1d())
+
 number = 7
 """
 
@@ -96,6 +102,9 @@ def test_inspect_finds_a_builder_in_the_current_directory(
         (["inspect", "module:mynets:biuld"], "the nearest is 'build'"),
         (["inspect", "module:mynets:fails"], "OSError: no disk"),
         (["inspect", "module:mynets:number"], "is a int"),
+        (["inspect", "module:mynets:lazy"], "run the network once on an input"),
+        (["--show-completion", "tcsh"], "'tcsh' is not one of"),
+        (["--install-completion"], "requires an argument"),
         (["demo", "--seed", "-1"], "--seed"),
         (["demo", "--out", "mynets.py"], "is a file"),
         (["demo", "--out", "."], "give another directory with --out"),
@@ -109,6 +118,60 @@ def test_a_mistake_is_one_sentence_and_code_2(
     assert sentence in printed.err
     assert len(printed.err.splitlines()) == 1
     assert printed.out == ""
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_are_told_how_to_complete(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["--show-completion", shell]) == 0
+    assert f"_ABNN_COMPLETE=complete_{shell}" in capsys.readouterr().out
+
+
+def test_a_shell_gets_its_completion_installed(
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(here))
+    assert run(["--install-completion", "bash"]) == 0
+    file = capsys.readouterr().out.split()[2].rstrip(";")
+    assert "complete_bash" in Path(file).read_text()
+    assert file in (here / ".bashrc").read_text()
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"), [("abnn ins", "inspect"), ("abnn inspect --js", "--json")]
+)
+def test_a_shell_completes_commands_and_options(
+    typed: str, offered: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
+    for name, value in {"_ABNN_COMPLETE": "complete_bash", **words}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit, match="0"):
+        run([])
+    assert capsys.readouterr().out.split() == [offered]
+
+
+def test_an_interruption_has_a_code_of_its_own(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["inspect", "module:mynets:waits"]) == 130
+    assert capsys.readouterr().err.strip() == "Stopped."
+
+
+def test_an_interruption_before_the_command_begins_is_told_too() -> None:
+    code = """
+import sys
+
+class Finder:
+    def find_spec(self, name, *_):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Finder())
+from abnn.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr.strip()) == (130, "Stopped.")
 
 
 @pytest.mark.parametrize(

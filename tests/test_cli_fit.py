@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -83,6 +84,16 @@ def test_a_fit_writes_what_load_reads(here: Path, capsys: pytest.CaptureFixture[
     assert (bnn.modes, bnn.alpha) == (2, 0.02)
     assert bnn.fitted is not None
     assert bnn.fitted["validation"]["original"]["n"] == 16
+
+
+def test_a_machine_reads_the_result(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ("--steps", "4", "--validation", "npz:rows.npz", "--out", "run", "--json")
+    assert run(["fit", *ROWS, *options]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert (result["run"], result["steps"], len(result["losses"])) == ("run", 4, 2)
+    assert result["recipe"]["batch_size"] == 8
+    assert list(result["validation"]) == ["original", "mode 0", "mode 1", "all modes"]
+    assert {"nll", "accuracy", "ece"} < result["validation"]["all modes"].keys()
 
 
 def test_the_command_is_the_function(here: Path) -> None:

@@ -17,21 +17,38 @@ def main() -> None:
 
 
 def run(args: Sequence[str]) -> int:
-    """Run `abnn` and return its exit code: 2 for a mistake, told in one sentence.
+    """Run `abnn` and return its exit code.
+
+    2 is for a mistake, told in one sentence, and 130 for an interruption.
 
     >>> run(["--version"])
     abnn 0.1.0
     0
     """
     try:
+        return _run(list(args) or ["--help"])
+    except KeyboardInterrupt:
+        if is_first():
+            print("\nStopped.", file=sys.stderr)
+        return 130
+
+
+def _run(args: list[str]) -> int:
+    try:
         from abnn.cli.app import app
+        from abnn.cli.completion import prepare
+        from abnn.progress import logged
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] not in ("typer", "rich"):
             raise
         return _mistaken('The command line needs typer and rich: pip install "abnn[cli]".')
     try:
-        code = app(list(args) or ["--help"], prog_name="abnn", standalone_mode=False)
+        prepare()
+        with logged():
+            code = app(args, prog_name="abnn", standalone_mode=False)
     except Exception as error:
+        if type(error).__name__ == "Abort":  # what typer makes of Ctrl-C
+            raise KeyboardInterrupt from error
         # Typer's own complaints have this method, whichever version of it or of click they are of.
         message = str(error) if isinstance(error, CommandError) else _usage(error)
         if message is None:

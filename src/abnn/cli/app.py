@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import abnn
-from abnn.cli import compare, demo, fit, inspect, report
+from abnn.cli import compare, completion, demo, fit, inspect, report
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.command("compare")(compare.command)
@@ -28,6 +28,24 @@ def options(
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
     ] = False,
+    install_completion: Annotated[
+        completion.Shell | None,
+        typer.Option(
+            metavar="SHELL",
+            callback=completion.install,
+            is_eager=True,
+            help="Complete by TAB in bash, zsh, fish or pwsh.",
+        ),
+    ] = None,
+    show_completion: Annotated[
+        completion.Shell | None,
+        typer.Option(
+            metavar="SHELL",
+            callback=completion.show,
+            is_eager=True,
+            help="Print what that would install.",
+        ),
+    ] = None,
 ) -> None:
     """Turn a trained PyTorch network into a Bayesian one, and know when to trust it.
 

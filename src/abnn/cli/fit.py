@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -59,6 +60,7 @@ def command(
     snapshots: Annotated[
         int, typer.Option(min=0, help="How many times the modes are kept on their way.")
     ] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Make a trained network Bayesian: fit the modes of its norms to data.
 
@@ -97,7 +99,13 @@ def command(
             snapshots=snapshots,
         )
     if everyone.rank == 0:
-        typer.echo(f"{result}\nWritten to {out}.")
+        typer.echo(_as_json(result, out) if as_json else f"{result}\nWritten to {out}.")
+
+
+def _as_json(result: abnn.FitResult, out: Path) -> str:
+    """Where the result is, the last losses, and what an ABNN remembers of its fit."""
+    values = {"run": str(out), "losses": result.losses[-1].tolist(), "verdict": result.verdict}
+    return json.dumps(values | result.provenance(), indent=2)
 
 
 def _converted(model: Model, everyone: World, recipe: abnn.Recipe) -> abnn.ABNN:
