@@ -47,6 +47,13 @@ class Endless(TensorDataset):
 def endless():
     return Endless(*dataset().tensors)
 
+class Unreadable(TensorDataset):
+    def __getitem__(self, i):
+        raise OSError("row 0 is broken")
+
+def unreadable():
+    return Unreadable(*dataset().tensors)
+
 number = 7
 """
 
@@ -192,6 +199,8 @@ def test_two_processes_end_like_one(here: Path) -> None:
     [
         (["--model", "timm:resnet18"], "random weights; give its trained ones by --weights"),
         (["--model", "module:mine:number"], "is a int"),
+        (["--model", "module:mine:cnn"], "The network could not run (Expected 3D"),
+        (["--data", "module:mine:unreadable", "--workers", "1"], "OSError: row 0 is broken"),
         (["--weights", "none.pt"], "no file none.pt"),
         (["--data", "rows.npz"], "write npz:PATH, folder:PATH"),
         (["--data", "npz:none.npz"], "no file none.npz"),

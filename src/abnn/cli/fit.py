@@ -13,7 +13,7 @@ import abnn
 from abnn.cli import CommandError, is_first
 from abnn.cli.options import NETWORK, WEIGHTS, mistakes_told, numbers
 from abnn.data import MIXING, Part, View, notes_of, open_data, training_loader
-from abnn.distributed import PeerError, World, world
+from abnn.distributed import World, world
 from abnn.zoo import Model, open_model
 
 _DATA = "npz:PATH, folder:PATH, cifar10, hf:NAME, module:PACKAGE.MODULE:BUILDER; see docs/data.md."
@@ -78,7 +78,7 @@ def command(
         overrides["augmentation"] = ()
     channels = {"mean": numbers("--mean", mean), "std": numbers("--std", std)}
     stopped = "Stopped; the same command goes on from here."
-    with mistakes_told(stopped, FloatingPointError, ImportError, PeerError):
+    with mistakes_told(stopped, FloatingPointError, ImportError, RuntimeError):
         with world().joined() as everyone, everyone.meeting():
             chosen = (abnn.Recipe.load(recipe) if recipe else abnn.Recipe()).with_(**overrides)
             opened = open_model(model, weights=weights, seed=chosen.seed)

@@ -52,11 +52,24 @@ def mistakes_told(stopped: str, *more: type[Exception]) -> Iterator[None]:
     try:
         yield
     except mistakes as error:
-        raise CommandError(str(error)) from error
+        raise CommandError(_sentence(error)) from error
     except OSError as error:
-        reason = f"{error.filename}: {error.strerror}" if error.strerror else str(error)
+        reason = f"{error.filename}: {error.strerror}" if error.strerror else _sentence(error)
         raise CommandError(reason.rstrip(".") + ".") from error
     except KeyboardInterrupt:
         if is_first():
             typer.echo(f"\n{stopped}", err=True)
         raise typer.Exit(130) from None
+
+
+def _sentence(error: Exception) -> str:
+    """What an error says in one line; of torch's own, also what it may come from."""
+    lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    if lines[0].startswith("Caught "):  # by a process that loads data; its own words come last
+        return lines[-1].strip()
+    if isinstance(error, RuntimeError) and not lines[0].endswith("."):
+        return (
+            f"The network could not run ({lines[0].strip()}); check that it takes inputs of the "
+            "data's shape, and that they fit the memory."
+        )
+    return str(error)
