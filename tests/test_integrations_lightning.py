@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -174,7 +175,11 @@ def test_a_fit_that_was_killed_goes_on_with_the_training_resumed(
     assert again.result.whole is not None
 
 
-def test_processes_that_train_together_fit_together(trainer: Any, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded, use of fork")
+def test_processes_that_train_together_fit_together(
+    trainer: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.environ", os.environ.copy())  # where the trainer leaves things
     module, options = Classifier(), {"strategy": "ddp_fork", "devices": 2}
     last = pl.callbacks.ModelCheckpoint(tmp_path, save_weights_only=True)
     together = trainer(small(epochs=2), last, enable_checkpointing=True, **options)

@@ -75,6 +75,8 @@ def test_every_example_of_the_page_about_methods_runs(names: Names) -> None:
 
 
 def test_every_example_of_the_page_about_integrations_runs(names: Names) -> None:
+    pytest.importorskip("lightning")
+    pytest.importorskip("accelerate")
     transformers = pytest.importorskip("transformers")
     small = {"hidden_size": 8, "num_attention_heads": 2, "intermediate_size": 8}
     config = transformers.BertConfig(vocab_size=20, num_hidden_layers=1, num_labels=3, **small)
