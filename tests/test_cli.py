@@ -13,15 +13,21 @@ import torchvision
 
 import abnn
 from abnn.cli import run
+from abnn.progress import Progress
 
 NETWORK = """
 from torch import nn
+from abnn.progress import Progress
 
 def build():
     return nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8))
 
 def fails():
     raise OSError("no disk")
+
+def tells():
+    print("tells of long work:", Progress(9, "build").enabled)
+    return build()
 
 def waits():
     raise KeyboardInterrupt
@@ -118,6 +124,12 @@ def test_a_mistake_is_one_sentence_and_code_2(
     assert sentence in printed.err
     assert len(printed.err.splitlines()) == 1
     assert printed.out == ""
+
+
+def test_long_work_tells_of_itself_in_a_log(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", "module:mynets:tells"]) == 0
+    assert capsys.readouterr().out.startswith("tells of long work: True\n")
+    assert not Progress(9, "build").enabled
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
