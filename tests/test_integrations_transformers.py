@@ -140,13 +140,14 @@ def test_a_fit_that_was_killed_goes_on_with_the_training_resumed(
     trainer: Any, tmp_path: Path
 ) -> None:
     broken, options = Dies(texts()), {"epochs": 2, "checkpoint_seconds": 0}
-    broken.left = 16 + 10  # an epoch of training, and two batches of the fit
+    broken.left = 2 * 16 + 10  # two epochs of training, and two batches of the fit
+    epochs = {"num_train_epochs": 2, "save_strategy": "epoch"}
     with pytest.raises(ConnectionError):
-        trainer(bert(), broken, small(**options), save_strategy="epoch").train()
+        trainer(bert(), broken, small(**options), **epochs).train()
     (checkpoint,) = (tmp_path / "out").glob("abnn-*/checkpoint.safetensors")
     held_out = [{"input_ids": torch.zeros(9, 6).long(), "labels": torch.arange(9) % 3}]
     callback, net = small(**options, validation=held_out), bert()
-    made = trainer(net, Dies(texts()), callback, save_strategy="epoch")
+    made = trainer(net, Dies(texts()), callback, **epochs)
     made.train(resume_from_checkpoint=True)
     assert callback.run == checkpoint.parent
 
