@@ -1,4 +1,4 @@
-"""Recipe: the hyper-parameters of a fit, validated, in a TOML file where they are to be kept."""
+"""Recipe: the hyper-parameters of a training, validated; a TOML file where they are to be kept."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import difflib
 import json
 import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from importlib import resources
 from os import PathLike
@@ -40,6 +40,7 @@ class Recipe:
         seed: of the data order, the noise and the random prior.
         alpha, noise, stats, modes: what the network must have been converted with; None: anything.
         batch_size, augmentation: what the loader is to do; recorded, not enforced.
+        model, data: what it was made for, as a command line names it; recorded, not enforced.
 
     >>> Recipe(lr=0.05, prior=RandomPrior(classes=2, weight=6)).lr
     0.05
@@ -68,10 +69,15 @@ class Recipe:
     modes: int | None = None
     batch_size: int = 128
     augmentation: tuple[str, ...] = ()
+    model: str | None = None
+    data: str | None = None
 
     def __post_init__(self) -> None:
-        for name in ("milestones", "augmentation"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
+        for name, is_right, kind in _LISTS:
+            value = getattr(self, name)
+            if not isinstance(value, (list, tuple)) or not all(map(is_right, value)):
+                raise ValueError(f"Recipe {name}={value!r} must be a list of {kind}.")
+            object.__setattr__(self, name, tuple(value))
         for name, low in _AT_LEAST.items():
             value = getattr(self, name)
             if value is not None and not (_is_number(value) and value >= low):
@@ -79,6 +85,12 @@ class Recipe:
         for name in ("epochs", "lr", "power"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"Recipe {name}={getattr(self, name)!r} must be more than 0.")
+        for name in ("model", "data"):
+            value = getattr(self, name)
+            if value is not None and not isinstance(value, str):
+                raise ValueError(f"Recipe {name}={value!r} must be a name.")
+        if not isinstance(self.nesterov, bool):
+            raise ValueError(f"Recipe nesterov={self.nesterov!r} must be true or false.")
         for name in ("steps", "modes_at_once", "modes", "batch_size", "seed"):
             value = getattr(self, name)
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
@@ -95,6 +107,15 @@ class Recipe:
             raise ValueError(f"Recipe milestones={self.milestones} must go up.")
         if self.schedule == "multistep" and not self.milestones:
             raise ValueError("Recipe schedule='multistep' needs milestones, in epochs.")
+
+    @property
+    def scratch(self) -> bool:
+        """Whether it is of training from scratch: it has neither noise nor a random prior.
+
+        >>> Recipe.load("cifar10-resnet50-scratch").scratch, Recipe.load("cifar10-resnet50").scratch
+        (True, False)
+        """
+        return self.prior is None and self.alpha is None
 
     def with_(self, **overrides: Any) -> Recipe:
         """The same recipe with some values replaced.
@@ -142,7 +163,7 @@ class Recipe:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Recipe:
-        """A recipe from plain values; `prior = false` turns the random prior off.
+        """A recipe from plain values; a prior of `False` is none, `True` is the usual one.
 
         >>> Recipe.from_dict({"prior": False}).prior is None
         True
@@ -152,8 +173,8 @@ class Recipe:
         if isinstance(prior, Mapping):
             _check_names("A random prior", prior, RandomPrior)
             values["prior"] = RandomPrior(**prior)
-        elif prior is False:
-            values["prior"] = None
+        elif isinstance(prior, bool):
+            values["prior"] = RandomPrior() if prior else None
         return cls().with_(**values)
 
     def to_dict(self) -> dict[str, Any]:
@@ -166,14 +187,11 @@ class Recipe:
         values |= {k: list(v) for k, v in values.items() if isinstance(v, tuple)}
         return values | {"prior": False if self.prior is None else asdict(self.prior)}
 
-    def save(self, path: str | PathLike[str]) -> None:
-        """Write the recipe to a TOML file.
+    def to_toml(self) -> str:
+        """The recipe as the text of a TOML file.
 
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as run:
-        ...     Recipe(lr=0.1).save(f"{run}/mine.toml")
-        ...     Recipe.load(f"{run}/mine.toml").lr
-        0.1
+        >>> Recipe(lr=0.1).to_toml().splitlines()[1]
+        'lr = 0.1'
         """
         values = self.to_dict()
         prior = values.pop("prior")
@@ -183,7 +201,40 @@ class Recipe:
             lines.append("prior = false")
         else:
             lines += ["", "[prior]", *(f"{k} = {json.dumps(v)}" for k, v in prior.items())]
-        write(Path(path), ("\n".join(lines) + "\n").encode())
+        return "\n".join(lines) + "\n"
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the recipe to a TOML file.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as run:
+        ...     Recipe(lr=0.1).save(f"{run}/mine.toml")
+        ...     Recipe.load(f"{run}/mine.toml").lr
+        0.1
+        """
+        write(Path(path), self.to_toml().encode())
+
+
+def overridden(recipe: Recipe, assignments: Sequence[str]) -> Recipe:
+    """A recipe with some values replaced, each as `KEY=VALUE` of a TOML file.
+
+    Quotes around a word may be left out, which a shell would take away.
+
+    >>> changed = overridden(Recipe(), ["lr=0.1", "schedule=polynomial", "prior.weight=6"])
+    >>> changed.lr, changed.schedule, changed.prior
+    (0.1, 'polynomial', RandomPrior(classes='sqrt', weight=6.0))
+    """
+    values = recipe.to_dict()
+    for assignment in assignments:
+        name, equals, text = (part.strip() for part in assignment.partition("="))
+        if not (name and equals and text):
+            raise ValueError(f"{assignment!r} sets no value; write KEY=VALUE, as lr=0.1.")
+        if name.startswith("prior."):
+            before = values["prior"] if isinstance(values["prior"], Mapping) else {}
+            values["prior"] = {**before, name.removeprefix("prior."): _toml_value(text)}
+        else:
+            values[name] = _toml_value(text)
+    return Recipe.from_dict(values)
 
 
 def names() -> list[str]:
@@ -208,6 +259,15 @@ def _check_names(what: str, values: Mapping[str, Any], cls: Any) -> None:
             raise TypeError(f"{what} has no {name!r}{nearest(name, known)}")
 
 
+def _toml_value(text: str) -> Any:
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError as error:
+        if text[0] in "[{\"'":
+            raise ValueError(f"{text} is no value of TOML: {error}.") from error
+        return text  # a word without quotes, which is wrong where a number is wanted
+
+
 def _folder() -> Any:
     return resources.files("abnn") / "recipes"
 
@@ -216,6 +276,14 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+_LISTS = [
+    ("milestones", _is_number, "numbers, as [60, 120]"),
+    ("augmentation", _is_text, 'names, as ["hflip"]'),
+]
 _AT_LEAST = {
     "epochs": 0,
     "steps": 1,

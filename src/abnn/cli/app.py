@@ -7,13 +7,14 @@ from typing import Annotated
 import typer
 
 import abnn
-from abnn.cli import compare, completion, demo, fit, inspect, report
+from abnn.cli import compare, completion, demo, fit, inspect, recipes, report
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.command("compare")(compare.command)
 app.command("demo")(demo.command)
 app.command("fit")(fit.command)
 app.command("inspect")(inspect.command)
+app.command("recipes")(recipes.command)
 app.command("report")(report.command)
 
 
