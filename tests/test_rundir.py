@@ -102,7 +102,7 @@ def test_the_run_directory_holds_the_artefact_and_the_losses(tmp_path: Path) -> 
     result = abnn.fit(bnn, data(), epochs=1, run=tmp_path, validation=data(2))
     assert equal(banks(abnn.load(tmp_path, mlp())), banks(bnn))
     lines = (tmp_path / "losses.csv").read_text().splitlines()
-    assert lines[0] == "step,mode_0,mode_1"
+    assert lines[0] == "step,mode_0,mode_1,lr"
     assert float(lines[6].split(",")[2]) == result.losses[5, 1].item()
     assert (tmp_path / "fit.txt").read_text() == f"{result}\n"
     assert not list(tmp_path.glob("*.tmp"))

@@ -141,7 +141,8 @@ def test_the_run_directory_holds_the_network_and_its_losses(tmp_path: Path) -> N
     result = abnn.train(net, data(), PLAIN, run=tmp_path)
     assert equal(load_file(tmp_path / "network.safetensors"), values(net))
     rows = (tmp_path / "losses.csv").read_text().split()
-    assert rows[0] == "step,loss"
+    assert rows[0] == "step,loss,lr"
+    assert rows[-1].endswith(",0.1")
     assert float(rows[-1].split(",")[1]) == pytest.approx(result.losses[-1].item())
 
 

@@ -17,7 +17,8 @@ from abnn.record import Record, Recorded
 from abnn.results import Predictions, load_predictions
 from abnn.robustness import Robustness, robustness
 from abnn.store import ArtifactError
-from abnn.train import TrainResult, train
+from abnn.train import train
+from abnn.trainresult import TrainResult
 from abnn.trajectory import Trajectory, trajectory
 from abnn.validation import FitResult
 

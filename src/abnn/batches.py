@@ -14,7 +14,7 @@ LABELS = ("labels", "label")
 
 
 def split(batch: Any) -> tuple[Inputs, Tensor]:
-    """Split a batch into the inputs and the labels, which become 64-bit integers.
+    """Split a batch into the inputs and the labels, class indices as 64-bit integers.
 
     Args:
         batch: `(x, y)`; `(x1, x2, ..., y)`, whose inputs become a tuple; or a mapping with
@@ -26,6 +26,22 @@ def split(batch: Any) -> tuple[Inputs, Tensor]:
     >>> list(inputs)
     ['input_ids']
     """
+    inputs, labels = split_soft(batch)
+    if labels.is_floating_point():
+        raise ValueError(
+            f"The labels of the batch are {describe(labels)}; give a tensor of class "
+            "indices (integers): probabilities of the classes, as Mixup and CutMix give them, are "
+            "for abnn.train alone."
+        )
+    return inputs, labels
+
+
+def split_soft(batch: Any) -> tuple[Inputs, Tensor]:
+    """As `split`, but labels may also be floats: the probabilities of the classes.
+
+    >>> split_soft((torch.zeros(2, 3), torch.tensor([[0.9, 0.1], [0.0, 1.0]])))[1].shape
+    torch.Size([2, 2])
+    """
     labels: Any = None
     if isinstance(batch, Mapping):
         labels = next((batch[key] for key in LABELS if key in batch), None)
@@ -36,13 +52,13 @@ def split(batch: Any) -> tuple[Inputs, Tensor]:
             f"The batch is {describe(batch)}, in which no labels were found; give (inputs, "
             'labels), or a mapping with "labels".'
         )
-    if not isinstance(labels, Tensor) or labels.is_floating_point() or labels.is_complex():
+    if not isinstance(labels, Tensor) or labels.is_complex():
         raise ValueError(
             f"The labels of the batch are {describe(labels)}; give a tensor of class indices "
             "(integers)."
         )
     # Not in the loader's type: -100, the usual mark of "no label", does not exist in uint8.
-    return inputs_of(batch), labels.long()
+    return inputs_of(batch), labels if labels.is_floating_point() else labels.long()
 
 
 def labels_of(batch: Any) -> Tensor | None:

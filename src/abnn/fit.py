@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -32,6 +32,7 @@ from abnn.prior import abnn_loss
 from abnn.progress import Progress
 from abnn.recipe import Recipe
 from abnn.rundir import Place, RunDirectory, TrainingState, data_digest
+from abnn.shares import check_pieces
 from abnn.steps import autocast, check_epoch, check_labels, chosen_recipe, optimizer_of
 from abnn.syncnorm import example_statistics
 from abnn.validation import FitResult, validate_all, validate_original
@@ -49,6 +50,8 @@ def fit(
     checkpoint_seconds: float = 30.0,
     snapshots: int = 0,
     split: Split | None = None,
+    config: Mapping[str, Any] | None = None,
+    tensorboard: bool = False,
     **overrides: Any,
 ) -> FitResult:
     """Fine-tune gamma and beta of every mode, each under a random class prior of its own.
@@ -72,6 +75,8 @@ def fit(
             the same. `abnn.snapshots.snapshots_of` reads them, `abnn.trajectory` draws them.
         split: what the processes of torchrun share: "data", every batch, or "modes"; default:
             the modes where every process gets as many, else the data. See docs/scale.md.
+        config: plain values that the run directory is to tell, such as the name of the data.
+        tensorboard: write event files for TensorBoard to the run directory.
         overrides: values of the recipe to replace, as `lr=0.05`.
 
     >>> net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
@@ -81,11 +86,13 @@ def fit(
     >>> result.losses.shape  # steps, modes
     torch.Size([5, 2])
     """
-    with world().joined(device_of(bnn)) as everyone:
+    with world().joined(device_of(bnn)) as everyone, ExitStack() as stack:
         with everyone.meeting():
             chosen = chosen_recipe(recipe, overrides)
             plan = FitPlan(bnn, loader, chosen, ignore_index, everyone, split)
-            directory = plan.directory(run, checkpoint_seconds, snapshots)
+            directory = plan.directory(run, checkpoint_seconds, snapshots, config, tensorboard)
+        if directory:
+            stack.callback(directory.close)
         plan.agree(directory, validation)
         progress = progress if everyone.rank == 0 else False
         check = (validation, ignore_index, progress, everyone)
@@ -241,7 +248,7 @@ def _batches(
                 due = directory is not None and directory.is_due(step + 1 == plan.steps)
                 meeting.say(1, len(labels), counted, piece[1], at_once, due)
         given, lengths, counts, checksums, at_onces, due_there = meeting.heard.T
-        plan.check_pieces(given, checksums, epoch, number)
+        check_pieces(given, checksums, epoch, number)
         if piece is None:
             check_epoch(number - 1, epoch, step, plan.steps, plan.epoch_length)
             return

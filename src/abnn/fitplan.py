@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sized
+from collections.abc import Iterable, Mapping, Sized
 from contextlib import AbstractContextManager, nullcontext
 from datetime import timedelta
 from functools import cached_property
@@ -15,12 +15,13 @@ from torch import Tensor
 from abnn.batches import device_of, length_of
 from abnn.distributed import World
 from abnn.draws import whole_number
+from abnn.journal import Journal, check_unwritten
 from abnn.model import ABNN
 from abnn.recipe import Recipe
 from abnn.rundir import RunDirectory, columns_of_modes, settings_of
 from abnn.shares import check_last_batch, is_share, share
 from abnn.snapshots import snapshot_steps
-from abnn.steps import number_of_steps
+from abnn.steps import lr_of_step, number_of_steps
 from abnn.syncnorm import WholeBatch, whole_batch
 
 Split = Literal["data", "modes"]
@@ -80,19 +81,32 @@ class FitPlan:
             return nullcontext(World())
         return self.everyone.joined(timeout=timedelta(days=1))
 
+    def lr(self, step: int) -> float:
+        """The learning rate of a step, counted from 0."""
+        return lr_of_step(self.recipe, step, self.steps, self.epoch_length)
+
     def directory(
-        self, run: str | PathLike[str] | None, every: float, snapshots: int
+        self,
+        run: str | PathLike[str] | None,
+        every: float,
+        snapshots: int,
+        config: Mapping[str, Any] | None,
+        tensorboard: bool,
     ) -> RunDirectory | None:
         """The run directory of this process, if there is to be one."""
         snapshots = whole_number("snapshots", snapshots, least=0)
         if run is None:
             if snapshots:
                 raise ValueError(f"snapshots={snapshots} need a directory; pass run= too.")
+            check_unwritten(config, tensorboard)
             return None
         modes = self.own if self.split == "modes" else None
         marks = snapshot_steps(self.steps, snapshots)
         columns = columns_of_modes(self.bnn.modes)
-        return RunDirectory(run, self.settings, every, columns, modes, self.everyone.rank, marks)
+        world = self.everyone
+        events = tensorboard and world.rank == 0
+        journal = Journal(repr(self.bnn), self.recipe, self.lr, config, events, world.size)
+        return RunDirectory(run, self.settings, every, journal, columns, modes, world.rank, marks)
 
     @cached_property
     def settings(self) -> dict[str, Any]:
@@ -137,16 +151,6 @@ class FitPlan:
         """Refuse a batch that has no statistics."""
         if rows == 1 and self.batch_statistics:
             raise _batch_of_one(self.batch_statistics)
-
-    def check_pieces(self, given: Tensor, checksums: Tensor, epoch: int, number: int) -> None:
-        """Refuse shares that are not of one batch."""
-        if not (given == given[0]).all() or not (checksums == checksums[0]).all():
-            what = "batch" if given.all() else "number of batches"
-            raise ValueError(
-                f"The processes do not have the same {what} (epoch {epoch}, batch {number}), so "
-                "they can't share it; give all of them the same data in the same order, with no "
-                "randomness but torch's, numpy's and Python's own, or a DistributedSampler."
-            )
 
 
 def _choose(wanted: Split | None, bnn: ABNN, loader: Iterable[Any], size: int) -> Split | None:

@@ -21,11 +21,13 @@ from abnn.artifact import bank_tensors, fingerprint
 from abnn.digests import digest
 from abnn.distributed import World
 from abnn.files import write
+from abnn.journal import LOSSES as LOSSES
+from abnn.journal import LR, Journal
 from abnn.model import ABNN
 from abnn.recipe import Recipe
 from abnn.snapshots import FOLDER, bring_snapshots, write_snapshot
 
-SETTINGS, CHECKPOINT, LOSSES = "fit.json", "checkpoint.safetensors", "losses.csv"
+SETTINGS, CHECKPOINT = "fit.json", "checkpoint.safetensors"
 
 Place = tuple[int, int, int]  # steps done, epoch, batches of this epoch done
 
@@ -89,6 +91,7 @@ class RunDirectory:
         path: the directory; it is made if it does not exist.
         settings: all that decides how it ends, as plain values, with a digest "network".
         every: seconds between checkpoints.
+        journal: writes what it tells its reader.
         columns: the names of the losses of a step.
         modes: the modes of this process, where processes share them.
         rank: the number of this process. Only process 0 writes, but for checkpoints where every
@@ -101,13 +104,14 @@ class RunDirectory:
         path: str | PathLike[str],
         settings: dict[str, Any],
         every: float,
+        journal: Journal,
         columns: Sequence[str] = ("loss",),
         modes: range | None = None,
         rank: int = 0,
         snapshots: Sequence[int] = (),
     ) -> None:
         self.path, self.every, self.rank = Path(path), every, rank
-        self.columns = columns
+        self.journal, self.columns = journal, columns
         self.snapshots, self.network = snapshots, settings["network"]
         self.writes = rank == 0 or modes is not None
         name = CHECKPOINT if modes is None else f"checkpoint-{modes.start}-{modes.stop - 1}"
@@ -116,6 +120,8 @@ class RunDirectory:
         # What was passed without a snapshot can't be had later, so their number can't change.
         self._claim(settings | {"snapshots": len(snapshots) - 1} if snapshots else settings)
         self.tensors, self.meta = self._read()
+        if rank == 0:
+            journal.start(self.path)
 
     @property
     def seconds_before(self) -> float:
@@ -221,7 +227,7 @@ class RunDirectory:
         }
         write(self.file, safetensors.torch.save(tensors, meta))
         if self.rank == 0:
-            write(self.path / LOSSES, _csv(state.losses, self.columns).encode())
+            self.journal.figures(self.path, self.columns, state.losses)
 
     def snapshot(self, bnn: ABNN, group: range, step: int) -> None:
         """Write where a group of modes is, if this step is one to leave a snapshot.
@@ -241,8 +247,12 @@ class RunDirectory:
         if self.rank != 0:
             return
         save(self.path)
-        write(self.path / LOSSES, _csv(losses, self.columns).encode())
+        self.journal.figures(self.path, self.columns, losses)
         write(self.path / "fit.txt", f"{text}\n".encode())
+
+    def close(self) -> None:
+        """Let go of open files, however the training ended."""
+        self.journal.close()
 
 
 def data_digest(batch: Any) -> str:
@@ -276,16 +286,6 @@ def _differences(before: Any, now: dict[str, Any]) -> list[str]:
         else:
             changed.append(words.get(key, f"{key} was {old} and now is {new}"))
     return changed
-
-
-def _csv(losses: Tensor, columns: Sequence[str]) -> str:
-    header = ",".join(["step", *columns])
-    rows = [
-        ",".join([str(step), *("" if v != v else repr(v) for v in row)])
-        for step, row in enumerate(losses.tolist())
-        if any(v == v for v in row)
-    ]
-    return "\n".join([header, *rows]) + "\n"
 
 
 def columns_of_modes(modes: int) -> list[str]:
@@ -322,14 +322,17 @@ def read_losses(run: str | PathLike[str]) -> tuple[list[int], Tensor]:
         if not text.endswith("\n"):
             raise ValueError("it ends in the middle of a line")
         header, *rows = csv.reader(text.splitlines(), strict=True)
-        if len(header) < 2 or header != ["step", *columns_of_modes(len(header) - 1)]:
+        modes = header[1:-1] if header[-1:] == [LR] else header[1:]
+        if header[:1] != ["step"] or not modes or modes != columns_of_modes(len(modes)):
             raise ValueError("the first line names no modes")
         if any(len(row) != len(header) for row in rows):
             raise ValueError("a line is too short or too long")
         steps = [int(row[0]) for row in rows]
         if any(a >= b for a, b in zip([-1, *steps], steps, strict=False)):
             raise ValueError("the steps are not in order")
-        values = [[float(v) if v else float("nan") for v in row[1:]] for row in rows]
+        values = [
+            [float(v) if v else float("nan") for v in row[1 : 1 + len(modes)]] for row in rows
+        ]
     except (ValueError, csv.Error) as error:
         raise ValueError(f"{file} is damaged ({error}); the fit writes it anew.") from error
-    return steps, torch.tensor(values).view(len(steps), len(header) - 1)
+    return steps, torch.tensor(values).view(len(steps), len(modes))

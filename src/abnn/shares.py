@@ -16,7 +16,7 @@ from torch.utils import _pytree as pytree
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data.distributed import DistributedSampler
 
-from abnn.batches import inputs_of, labels_of, split
+from abnn.batches import inputs_of, labels_of, split_soft
 from abnn.digests import tensor_bytes
 from abnn.folding import first_tensor
 from abnn.order import random_states, samplers, seed_all, set_random_states
@@ -62,7 +62,7 @@ def bounds(rows: int, rank: int, size: int) -> slice:
         raise ValueError(
             f"A batch has {rows} {'row' if rows == 1 else 'rows'}, fewer than the {size} "
             "processes that share it; use larger batches, DataLoader(..., drop_last=True), or "
-            "split='modes'."
+            "split='modes' in a fit."
         )
     return slice(rows * rank // size, rows * (rank + 1) // size)
 
@@ -74,6 +74,23 @@ def check_last_batch(loader: Iterable[Any], size: int) -> None:
         return
     rest = len(data) % rows
     bounds(rest if rest and not getattr(loader, "drop_last", False) else rows, 0, size)
+
+
+def check_pieces(given: Tensor, checksums: Tensor, epoch: int, number: int) -> None:
+    """Refuse shares that are not of one batch.
+
+    Args:
+        given: of every process, whether it got a share.
+        checksums: of the whole batches.
+        epoch, number: which batch it is.
+    """
+    if not (given == given[0]).all() or not (checksums == checksums[0]).all():
+        what = "batch" if given.all() else "number of batches"
+        raise ValueError(
+            f"The processes do not have the same {what} (epoch {epoch}, batch {number}), so "
+            "they can't share it; give all of them the same data in the same order, with no "
+            "randomness but torch's, numpy's and Python's own, or a DistributedSampler."
+        )
 
 
 @dataclass
@@ -94,7 +111,7 @@ class _Cut:
 
     def __iter__(self) -> Iterator[Piece]:
         for batch in self.loader:
-            labels = split(batch)[1]
+            labels = split_soft(batch)[1]
             own, rows = bounds(len(labels), self.rank, self.size), len(labels)
 
             def cut(leaf: Any, own: slice = own, rows: int = rows) -> Any:

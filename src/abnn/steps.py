@@ -43,6 +43,17 @@ def number_of_steps(recipe: Recipe, epoch_length: int | None) -> int:
     return max(1, round(recipe.epochs * epoch_length))
 
 
+def lr_of_step(recipe: Recipe, step: int, steps: int, epoch_length: int | None) -> float:
+    """The learning rate of a step, counted from 0; `epoch_length` as of `number_of_steps`.
+
+    >>> halved = Recipe(lr=1.0, schedule="multistep", milestones=[5], lr_factor=0.5)
+    >>> lr_of_step(halved, 49, 100, 10), lr_of_step(halved, 50, 100, 10)
+    (1.0, 0.5)
+    """
+    epoch, batch = divmod(step, epoch_length) if epoch_length else (0, 0)
+    return recipe.lr_at(step, steps, epoch + batch / epoch_length if epoch_length else 0.0)
+
+
 def optimizer_of(recipe: Recipe, parameters: Iterable[Any]) -> torch.optim.Optimizer:
     """The optimiser of a recipe, for parameters or groups of them.
 
@@ -68,7 +79,13 @@ def autocast(recipe: Recipe, device: torch.device) -> torch.autocast:
 
 
 def check_labels(labels: Tensor, logits: Tensor, ignore_index: int) -> None:
-    """Refuse labels that the logits `[B, K, ...]` have no class or no place for."""
+    """Refuse labels that the logits `[B, K, ...]` have no class or no place for.
+
+    Labels are class indices `[B, ...]`, or probabilities of the classes `[B, K, ...]`.
+    """
+    if labels.is_floating_point():
+        _check_probabilities(labels, logits)
+        return
     expected, K = (logits.shape[0], *logits.shape[2:]), logits.shape[1]
     if tuple(labels.shape) != expected:
         raise ValueError(
@@ -80,6 +97,23 @@ def check_labels(labels: Tensor, logits: Tensor, ignore_index: int) -> None:
         raise ValueError(
             f"Labels go from {int(counted.min())} to {int(counted.max())}, but the network has "
             f"{K} classes, 0 to {K - 1}; map the labels, or mark the others with ignore_index=."
+        )
+
+
+def _check_probabilities(labels: Tensor, logits: Tensor) -> None:
+    if labels.shape != logits.shape:
+        raise ValueError(
+            f"The labels are probabilities of the shape {tuple(labels.shape)}, but the logits have "
+            f"the shape {tuple(logits.shape)}; give one for every class, or class indices "
+            "(integers)."
+        )
+    sums = labels.float().sum(1)
+    # Half precision keeps three digits.
+    if not bool((labels >= 0).all() & ((sums - 1).abs() < 1e-2).all()):
+        raise ValueError(
+            f"The labels are floats, but no probabilities: they go from {labels.min():.3g} to "
+            f"{labels.max():.3g}, and the sums over the classes from {sums.min():.3g} to "
+            f"{sums.max():.3g}; normalise them, or give class indices (integers)."
         )
 
 

@@ -150,6 +150,34 @@ class WholeBatch:
             undo.close()
 
 
+class WholeBatchOfNetwork(WholeBatch):
+    """The same for the batch norms of an ordinary network, where these are in training mode.
+
+    Args:
+        net: the network; of its batch norms those are left out whose forward is another.
+        total: adds up over the processes.
+    """
+
+    def __init__(self, net: nn.Module, total: Sum) -> None:
+        super().__init__([], total)
+        norms = (part for part in net.modules() if isinstance(part, _BatchNorm))
+        self.layers: list[Any] = [norm for norm in norms if _is_batch_norm(norm)]
+
+    def _before(self, layer: Any, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        x = args[0]
+        # Inside vmap, tensors can't be sent: each process then normalises by its own rows.
+        if not (self.running and layer.training) or torch._C._functorch.is_batchedtensor(x):
+            return None
+        mean, var, n = batch_statistics(x[None], self.total)
+        if layer.running_mean is not None:
+            _move(layer, mean[0], (var * n / (n - 1).clamp_min(1))[0])
+        like = next((t for t in (layer.running_mean, layer.weight) if t is not None), x)
+        values = {"running_mean": mean[0].to(like), "running_var": var[0].to(like)}
+        undo = self._undo[layer] = ExitStack()
+        undo.enter_context(swapped(layer, {"training": False} | values))
+        return Coupled.apply(x[None], mean, var, n, layer.eps, self.total)[0], *args[1:]
+
+
 def whole_batch(bnn: ABNN, world: World) -> WholeBatch:
     """The batch norms of a network, made to use a batch over all processes; or why they can't."""
     for name, layer in bnn.bayes_layers.items():
@@ -214,6 +242,17 @@ def _follow(layer: Any, mean: Tensor, var: Tensor) -> None:
                 tensor[modes] = row
 
 
+def _move(layer: Any, mean: Tensor, var: Tensor) -> None:
+    """Move the running statistics of a batch norm, as its own forward does."""
+    momentum: Any = layer.momentum
+    if layer.num_batches_tracked is not None:
+        layer.num_batches_tracked += 1
+        if momentum is None:
+            momentum = 1 / layer.num_batches_tracked.to(mean)
+    for running, now in ((layer.running_mean, mean), (layer.running_var, var)):
+        running += (momentum * (now - running)).to(running.dtype)
+
+
 def _holding(layer: Any, mean: Tensor, var: Tensor, x: Tensor) -> ExitStack:
     """Hold statistics of every active draw as running ones; closing the stack takes them away."""
     bank, draws = layer.bank, layer.bank.active.draws
@@ -253,8 +292,31 @@ def _is_right_for(layer: BayesNorm) -> bool:
                 continue
             state = {k: t for k, t in own.state_dict().items() if not k.startswith("bank.")}
             found = {"y": whole.run(partial(here, x.clone())), **here.state_dict()}
-            return all(
-                torch.allclose(t.float(), found[k].float(), rtol=1e-3, atol=1e-4)
-                for k, t in {"y": expected, **state}.items()
-            )
+            return _agree({"y": expected, **state}, found)
     return False
+
+
+def _is_batch_norm(layer: Any) -> bool:
+    """The same of a batch norm that is not Bayesian."""
+    if type(layer).forward in (_BatchNorm.forward, nn.SyncBatchNorm.forward):
+        return True
+    own, here = (copy.deepcopy(layer).to("cpu", torch.float32).train() for _ in range(2))
+    whole = WholeBatchOfNetwork(nn.Identity(), World().sum_)
+    whole.layers = [here]
+    with torch.random.fork_rng(devices=[]), torch.no_grad(), whole.attached():
+        torch.manual_seed(0)
+        for x in probe_inputs(torch.Size([layer.num_features])):
+            try:
+                expected = own(x.clone())
+            except Exception:  # any error only means that this is not the layer's input
+                continue
+            found = {"y": whole.run(partial(here, x.clone())), **here.state_dict()}
+            return _agree({"y": expected, **own.state_dict()}, found)
+    return False
+
+
+def _agree(expected: dict[str, Tensor], found: dict[str, Tensor]) -> bool:
+    return all(
+        torch.allclose(t.float(), found[k].float(), rtol=1e-3, atol=1e-4)
+        for k, t in expected.items()
+    )
