@@ -20,6 +20,7 @@ from abnn.store import ArtifactError
 from abnn.train import train
 from abnn.trainresult import TrainResult
 from abnn.trajectory import Trajectory, trajectory
+from abnn.tune import TuneResult, tune
 from abnn.validation import FitResult
 
 __version__ = "0.1.0"
@@ -41,6 +42,7 @@ __all__ = [
     "SamplesCurve",
     "TrainResult",
     "Trajectory",
+    "TuneResult",
     "__version__",
     "convert",
     "evaluate",
@@ -52,4 +54,5 @@ __all__ = [
     "robustness",
     "train",
     "trajectory",
+    "tune",
 ]

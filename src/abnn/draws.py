@@ -17,7 +17,7 @@ from torch import Tensor
 T = TypeVar("T")
 
 # What random numbers are for; those of different streams are independent.
-STREAMS = ("predict", "fit", "probe", "prior", "data", "antithetic", "train", "init")
+STREAMS = ("predict", "fit", "probe", "prior", "data", "antithetic", "train", "init", "tune")
 
 
 @dataclass(frozen=True)

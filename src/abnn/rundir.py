@@ -138,7 +138,7 @@ class RunDirectory:
 
     def _claim(self, settings: dict[str, Any]) -> None:
         file = self.path / SETTINGS
-        if not file.exists():
+        if not check_settings(file, settings):
             if self.path.exists() and not self.path.is_dir():
                 raise ValueError(f"run={str(self.path)!r} is a file; give a directory.")
             if any((self.path / FOLDER).glob("*.safetensors")):
@@ -149,17 +149,6 @@ class RunDirectory:
             if self.writes:
                 self.path.mkdir(parents=True, exist_ok=True)
                 write(file, (json.dumps(settings, indent=2) + "\n").encode())
-            return
-        try:
-            before = json.loads(file.read_bytes())
-        except ValueError as error:
-            raise ValueError(f"{file} is not valid JSON; use another run directory.") from error
-        changed = _differences(before, settings)
-        if changed:
-            raise ValueError(
-                f"{self.path} holds a fit with other settings ({'; '.join(changed)}); use another "
-                "run directory, or delete this one."
-            )
 
     def _read(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         file = self.file
@@ -255,6 +244,29 @@ class RunDirectory:
         self.journal.close()
 
 
+def check_settings(file: Path, settings: dict[str, Any], what: str = "a fit") -> bool:
+    """Whether a run was begun with these settings; if it was with others, this is an error.
+
+    Args:
+        file: where a run keeps its settings.
+        settings: plain values, as JSON has them.
+        what: what kind of run it is.
+    """
+    if not file.exists():
+        return False
+    try:
+        before = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise ValueError(f"{file} is not valid JSON; use another run directory.") from error
+    changed = _differences(before, settings)
+    if changed:
+        raise ValueError(
+            f"{file.parent} holds {what} with other settings ({'; '.join(changed)}); use another "
+            "run directory, or delete this one."
+        )
+    return True
+
+
 def data_digest(batch: Any) -> str:
     """One digest of all tensors of a batch."""
     leaves = enumerate(pytree.tree_leaves(batch))
@@ -270,7 +282,11 @@ def _differences(before: Any, now: dict[str, Any]) -> list[str]:
     """What differs, in words; digests are not shown."""
     if not isinstance(before, dict):
         return ["not the settings of a fit"]
-    words = {"network": "another network", "start": "modes that start from other values"}
+    words = {
+        "network": "another network",
+        "start": "modes that start from other values",
+        "validation": "other validation data",
+    }
     before, now = ({"processes": "one", "snapshots": 0} | settings for settings in (before, now))
     changed = []
     for key in now | before:

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 import abnn
-from abnn.cli import compare, completion, demo, fit, inspect, recipes, report
+from abnn.cli import compare, completion, demo, fit, inspect, recipes, report, tune
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 app.command("compare")(compare.command)
@@ -16,6 +16,7 @@ app.command("fit")(fit.command)
 app.command("inspect")(inspect.command)
 app.command("recipes")(recipes.command)
 app.command("report")(report.command)
+app.command("tune")(tune.command)
 
 
 def _version(asked: bool) -> None:
