@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import abnn
 from abnn.distributed import World
-from abnn.syncnorm import Coupled, batch_statistics, whole_batch
+from abnn.syncnorm import Coupled, WholeBatchOfNetwork, batch_statistics, whole_batch
 from nets import cnn
 
 
@@ -101,3 +101,32 @@ def test_batch_statistics_of_a_norm_that_is_not_bayesian_are_refused() -> None:
     net = with_norm(nn.BatchNorm2d(8, track_running_stats=False))
     with pytest.raises(ValueError, match="'4' normalises by the statistics of its batch"):
         whole_batch(abnn.convert(net, layers="1"), World())
+
+
+@pytest.mark.parametrize("norm", [Doubling, Halfway])
+def test_an_ordinary_network_keeps_a_batch_norm_of_another_kind_as_it_is(norm: Any) -> None:
+    net = with_norm(norm(8))
+    before = {name: tensor.clone() for name, tensor in net.state_dict().items()}
+    assert WholeBatchOfNetwork(net, World().sum_).layers == [net[1]]  # type: ignore[index]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in net.state_dict().items())
+
+
+@pytest.mark.parametrize("momentum", [0.1, None])
+@pytest.mark.parametrize("track", [True, False])
+def test_alone_an_ordinary_batch_norm_does_what_it_does_by_itself(
+    momentum: Any, track: bool
+) -> None:
+    own, here = (
+        nn.BatchNorm2d(3, momentum=momentum, track_running_stats=track).double() for _ in range(2)
+    )
+    whole = WholeBatchOfNetwork(here, World().sum_)
+    for _ in range(3):
+        x = 5 + torch.randn(4, 3, 2, 2, dtype=torch.float64)
+        upstream, inputs = torch.randn_like(x), [x.clone().requires_grad_() for _ in range(2)]
+        own(inputs[0]).backward(upstream)
+        with whole.attached():
+            whole.run(lambda inputs=inputs: here(inputs[1])).backward(upstream)  # type: ignore[misc]
+        torch.testing.assert_close(inputs[1].grad, inputs[0].grad)
+    torch.testing.assert_close(dict(here.state_dict()), dict(own.state_dict()))
+    torch.testing.assert_close(here.weight.grad, own.weight.grad)
+    assert not here._forward_hooks

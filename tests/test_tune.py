@@ -176,7 +176,13 @@ def test_pairs_are_spread_over_both_ranges() -> None:
 
 
 def test_rounds_end_with_two_to_compare() -> None:
-    assert [rounds(n) for n in (1, 3, 27)] == [[1], [3, 2], [27, 9, 3, 2]]
+    assert [rounds(n, 27) for n in (1, 3)] == [[(1, 27)], [(3, 9), (2, 27)]]
+    assert rounds(27, 270) == [(27, 10), (9, 30), (3, 90), (2, 270)]
+
+
+def test_rounds_of_equal_length_are_one() -> None:
+    assert rounds(9, 2) == [(9, 1), (2, 2)]
+    assert rounds(9, 1) == [(9, 1)]
 
 
 def test_noise_is_two_standard_errors_of_the_mean_difference() -> None:

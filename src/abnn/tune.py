@@ -11,7 +11,6 @@ import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from os import PathLike
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -149,20 +148,19 @@ def tune(
     search = _Search(net, loader, validation, base, Path(run), samples, ignore_index, options or {})
     search.begin({"lr": lr, "alpha": alpha, "trials": trials})
     original = search.original()
-    counts = rounds(len(pairs))
+    plan = rounds(len(pairs), number_of_steps(base, length_of(loader)))
     tried: list[Tried] = []
-    with Progress(sum(counts), "tune", progress) as bar:
-        for left, (count, following) in enumerate(pairwise([*counts, 0])):
-            share = 3.0 ** (left + 1 - len(counts))
+    with Progress(sum(count for count, _ in plan), "tune", progress) as bar:
+        for count, steps in plan:
             now = []
             for pair in pairs[:count]:
-                now.append(search.trial(*pair, share))
+                now.append(search.trial(*pair, steps))
                 told = f"lr {pair[0]:g}, alpha {pair[1]:g}: NLL {_number(now[-1].nll)}"
                 bar.update(len(tried) + len(now), told)
             now.sort(key=lambda t: t.nll)
             tried = [*now, *tried]
-            pairs = [t[:2] for t in now if t.nll < math.inf][:following]
-            if following and not pairs:
+            pairs = [t[:2] for t in now if t.nll < math.inf]
+            if not pairs:
                 break
     if not tried[0].nll < math.inf:
         raise FloatingPointError(
@@ -176,16 +174,24 @@ def tune(
     return result
 
 
-def rounds(trials: int) -> list[int]:
-    """How many pairs there are in every round: the best third of the one before, or two.
+def rounds(trials: int, steps: int) -> list[tuple[int, int]]:
+    """How many pairs there are in every round, and the steps of their fits.
 
-    >>> rounds(9), rounds(2), rounds(1)
-    ([9, 3, 2], [2], [1])
+    In each there is the best third of the round before, or two pairs, with three times the steps.
+
+    >>> rounds(9, steps=180), rounds(2, steps=180)
+    ([(9, 20), (3, 60), (2, 180)], [(2, 180)])
     """
     counts = [trials]
     while counts[-1] > 2:
         counts.append(max(2, counts[-1] // 3))
-    return counts
+    lengths = [max(1, round(steps / 3 ** (len(counts) - 1 - i))) for i in range(len(counts))]
+    # Of few steps, several rounds would have as many.
+    return [
+        (count, length)
+        for count, length, before in zip(counts, lengths, [0, *lengths], strict=False)
+        if length > before
+    ]
 
 
 def pairs_of(
@@ -244,10 +250,9 @@ class _Search:
         given = {k: v for k, v in self.options.items() if k in ("output", "class_dim")}
         return self._kept(self.run / "original", lambda _: self._rows(Single(self.net, **given)))
 
-    def trial(self, lr: float, alpha: float, share: float) -> Tried:
-        """Fit with a share of the recipe's steps, or see how that was before."""
-        whole = number_of_steps(self.recipe, length_of(self.loader))
-        steps = max(1, round(whole * share))
+    def trial(self, lr: float, alpha: float, steps: int) -> Tried:
+        """Fit with so many steps, or see how that was before."""
+        share = steps / number_of_steps(self.recipe, length_of(self.loader))
         recipe = self.recipe.with_(
             lr=lr,
             alpha=alpha,

@@ -35,7 +35,7 @@ def command(
     ] = None,
     validation: Annotated[
         str | None,
-        typer.Option(help="Held-out data; default: a tenth of the training data, by seed."),
+        typer.Option(help="Data the network has not seen; default: a tenth of --data, by seed."),
     ] = None,
     mean: Annotated[str | None, typer.Option(help="Of the channels, as 0.49,0.48,0.45.")] = None,
     std: Annotated[str | None, typer.Option(help="Of the channels, as 0.25,0.24,0.26.")] = None,
@@ -100,7 +100,8 @@ def _data(
     """Training data and held-out data."""
     if validation is None:
         train, held_out, note = train_and_validation(source, mean, std, recipe.augmentation)
-        typer.echo(note, err=True)
+        seen = "if the network was trained on these, name other data by --validation"
+        typer.echo(f"{note}; {seen}", err=True)
         return train, held_out
     own = open_data(source, "train", mean, std, recipe.augmentation)
     return own, open_data(validation, "validation", mean, std)
