@@ -7,16 +7,37 @@ from typing import Annotated
 import typer
 
 import abnn
-from abnn.cli import compare, completion, demo, fit, inspect, recipes, report, tune
+from abnn.cli import (
+    compare,
+    completion,
+    demo,
+    evaluate,
+    fit,
+    inspect,
+    predict,
+    recipes,
+    report,
+    samples_curve,
+    train,
+    tune,
+)
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-app.command("compare")(compare.command)
-app.command("demo")(demo.command)
-app.command("fit")(fit.command)
-app.command("inspect")(inspect.command)
-app.command("recipes")(recipes.command)
-app.command("report")(report.command)
-app.command("tune")(tune.command)
+# In the order in which they are used.
+for command in (
+    demo,
+    inspect,
+    recipes,
+    train,
+    tune,
+    fit,
+    predict,
+    evaluate,
+    samples_curve,
+    report,
+    compare,
+):
+    app.command(command.__name__.rpartition(".")[2].replace("_", "-"))(command.command)
 
 
 def _version(asked: bool) -> None:

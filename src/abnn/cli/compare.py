@@ -2,49 +2,51 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import torch
 import typer
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
 
-import abnn
-from abnn.batches import inputs_of, split
-from abnn.cli import CommandError
-from abnn.cli.options import NETWORK, mistakes_told, numbers, whole_numbers
-from abnn.compare import ENTRIES, Comparison, Setting, compare
-from abnn.data import (
-    View,
-    classes_of,
-    has_test,
-    open_data,
-    open_ood,
-    train_and_validation,
+from abnn.cli.options import (
+    DATA,
+    NETWORK,
+    Json,
+    Limit,
+    Mean,
+    Ood,
+    Set,
+    SkipBroken,
+    Std,
+    mistakes_told,
+    numbers,
+    whole_numbers,
+)
+from abnn.cli.task import (
+    Data,
+    count_classes,
+    loader_of,
+    named,
+    say,
+    say_notes,
+    shape_of,
     training_loader,
 )
-from abnn.folding import first_tensor
+from abnn.compare import ENTRIES, Comparison, Setting, compare
+from abnn.data import View, classes_of, has_test, open_data, open_ood, train_and_validation
+from abnn.recipe import Recipe, overridden
 from abnn.train import FROM_SCRATCH
 from abnn.zoo import build
-
-_Data = Dataset[Any] | DataLoader[Any]
-
-_DATA = "npz:PATH, folder:PATH, cifar10, hf:NAME, module:PACKAGE.MODULE:BUILDER; see docs/data.md."
 
 
 def command(
     model: Annotated[str, typer.Option(help=NETWORK)],
-    data: Annotated[str, typer.Option(help=_DATA)],
+    data: Annotated[str, typer.Option(help=DATA)],
     out: Annotated[
         Path, typer.Option(file_okay=False, help="The run directory; the table lands there.")
     ],
-    ood: Annotated[
-        list[str] | None,
-        typer.Option(help="Out-of-distribution data, as letters=npz:PATH; once for each."),
-    ] = None,
+    ood: Ood = None,
     test: Annotated[
         str | None, typer.Option(help="Test data, where it is not with --data; written alike.")
     ] = None,
@@ -64,20 +66,23 @@ def command(
     fit_recipe: Annotated[
         str | None, typer.Option(help="Of ABNN's fit: a name of the paper's, or a TOML file.")
     ] = None,
+    changes: Set = None,
+    fit_changes: Annotated[
+        list[str] | None, typer.Option("--fit-set", help="As --set, of ABNN's fit.")
+    ] = None,
     epochs: Annotated[float | None, typer.Option(help="Of training from scratch.")] = None,
     lr: Annotated[float | None, typer.Option(help="Of training from scratch.")] = None,
     batch_size: Annotated[int | None, typer.Option(min=1, help="Examples a step.")] = None,
     flip: Annotated[
         bool, typer.Option("--flip", help="Mirror half of the training images.")
     ] = False,
-    mean: Annotated[str | None, typer.Option(help="Of the channels, as 0.49,0.48,0.45.")] = None,
-    std: Annotated[str | None, typer.Option(help="Of the channels, as 0.25,0.24,0.26.")] = None,
+    mean: Mean = None,
+    std: Std = None,
     jobs: Annotated[int, typer.Option(min=1, help="Trainings at once, which share the cores.")] = 1,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Evaluate the first so many inputs of each set only.")
-    ] = None,
+    limit: Limit = None,
+    skip_broken: SkipBroken = False,
     report: Annotated[bool, typer.Option(help="Write report.html beside the table.")] = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compare methods: train what is needed, evaluate all, print the paper's table.
 
@@ -88,13 +93,15 @@ def command(
     """
     overrides = {"epochs": epochs, "lr": lr, "batch_size": batch_size}
     with mistakes_told("Stopped; the same command goes on from here.", ImportError, RuntimeError):
-        chosen = abnn.Recipe.load(recipe) if recipe else FROM_SCRATCH
+        chosen = overridden(Recipe.load(recipe) if recipe else FROM_SCRATCH, changes or ())
         chosen = chosen.with_(**{key: v for key, v in overrides.items() if v is not None})
         if flip:
             chosen = chosen.with_(augmentation=("hflip",))
-        fitting = abnn.Recipe.load(fit_recipe) if fit_recipe else abnn.Recipe()
+        fitting = overridden(Recipe.load(fit_recipe) if fit_recipe else Recipe(), fit_changes or ())
         scale = numbers("--mean", mean), numbers("--std", std)
-        sources = _Sources(data, test or data, validation, _named(ood or []), *scale, limit)
+        sources = _Sources(
+            data, test or data, validation, named("--ood", ood), *scale, limit, skip_broken
+        )
         setting = sources.setting(model, chosen, fitting, members, samples)
         names = "all" if methods == "all" else [name.strip() for name in methods.split(",")]
         result = compare(
@@ -119,46 +126,51 @@ class _Sources:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     limit: int | None
+    skip_broken: bool
 
     def setting(
-        self, model: str, recipe: abnn.Recipe, fit: abnn.Recipe, members: int, samples: int
+        self, model: str, recipe: Recipe, fit: Recipe, members: int, samples: int
     ) -> Setting:
         """What they and a network are to be compared on; says what was done to the data."""
         train, validation = self._training(recipe)
         test = self._test()
         evaluation = {"in-distribution": test}
         for name, source in self.ood.items():
-            evaluation[name], note = open_ood(source, test, self._view())
-            typer.echo(f"{name}: {note}", err=True)
-        loaders = {name: self._loader(found) for name, found in evaluation.items()}
-        image = first_tensor(inputs_of(_first(test)))
-        classes, channels = _classes(train), image.shape[0] if image.ndim == 3 else None
-        if not isinstance(train, DataLoader):
-            train = training_loader(train, recipe.batch_size, recipe.augmentation, classes)
+            skip = self.skip_broken
+            evaluation[name], note = open_ood(source, test, self._view(), skip_broken=skip)
+            say(f"{name}: {note}")
+        loaders = {name: loader_of(d, 256, limit=self.limit) for name, d in evaluation.items()}
+        shape = shape_of(test)
+        classes, channels = count_classes(train), shape[0] if len(shape) == 3 else None
         return Setting(
             partial(build, model, classes, channels),
-            train,
-            self._loader(validation),
+            training_loader(train, recipe, classes),
+            loader_of(validation, 256),
             loaders.pop("in-distribution"),
             loaders,
             recipe=recipe,
             fit=fit,
             members=members,
             samples=samples,
+            classes=classes_of(test),
             mean=self.mean or None,
             std=self.std or None,
         )
 
-    def _training(self, recipe: abnn.Recipe) -> tuple[_Data, _Data]:
+    def _training(self, recipe: Recipe) -> tuple[Data, Data]:
+        view = self._view(recipe.augmentation)
         if self.validation is not None:
-            train = open_data(self.data, "train", self._view(recipe.augmentation))
-            return train, open_data(self.validation, "validation", self._view())
-        train, held_out, note = train_and_validation(self.data, self._view(recipe.augmentation))
-        typer.echo(note, err=True)
+            held_out = open_data(
+                self.validation, "validation", self._view(), skip_broken=self.skip_broken
+            )
+            return open_data(self.data, "train", view, skip_broken=self.skip_broken), held_out
+        train, held_out, note = train_and_validation(self.data, view, skip_broken=self.skip_broken)
+        say(note)
         return train, held_out
 
-    def _test(self) -> _Data:
-        test = open_data(self.test, "test", self._view())
+    def _test(self) -> Data:
+        test = open_data(self.test, "test", self._view(), skip_broken=self.skip_broken)
+        say_notes("test", test)
         if self.test == self.data and not has_test(self.data):
             raise ValueError(
                 f"{self.data} has no test data of its own; name it by --test, or the network would "
@@ -168,45 +180,6 @@ class _Sources:
 
     def _view(self, augmentation: tuple[str, ...] = ()) -> View:
         return View(mean=self.mean, std=self.std, augmentation=augmentation)
-
-    def _loader(self, data: _Data) -> DataLoader[Any]:
-        if isinstance(data, DataLoader):
-            return data
-        if self.limit is not None and not isinstance(data, IterableDataset):
-            data = Subset(data, range(min(self.limit, len(data))))  # type: ignore[arg-type]
-        return DataLoader(data, 256)
-
-
-def _first(data: _Data) -> Any:
-    if isinstance(data, DataLoader):
-        data = data.dataset
-    return next(iter(data)) if isinstance(data, IterableDataset) else data[0]
-
-
-def _classes(data: _Data) -> int:
-    """How many classes there are: those that have names, or one more than the largest label."""
-    names = classes_of(data)
-    if names and len(names) > 1:
-        return len(names)
-    largest = -1
-    with torch.no_grad():
-        for batch in data if isinstance(data, DataLoader) else DataLoader(data, 256):
-            largest = max(largest, int(split(batch)[1].max()))
-    if largest < 1:
-        raise ValueError("All training labels are of one class; give data of two or more.")
-    return largest + 1
-
-
-def _named(ood: Sequence[str]) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for text in ood:
-        name, equals, source = text.partition("=")
-        if not (name and equals and source) or name in found:
-            raise CommandError(
-                f"--ood {text} is not a new name and a source; write it as letters=npz:PATH."
-            )
-        found[name] = source
-    return found
 
 
 def _report(result: Comparison, page: Path) -> None:

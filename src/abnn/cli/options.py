@@ -1,9 +1,10 @@
-"""What commands share: lists in options, and what becomes of mistakes."""
+"""What commands share: options of the same name, lists in them, and what becomes of mistakes."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,6 +15,47 @@ NETWORK = (
     "module:PACKAGE.MODULE:BUILDER."
 )
 WEIGHTS = "A file of trained weights, or the folder of a training; random for random ones."
+DATA = (
+    "npz:PATH, folder:PATH, cifar10, cifar100, svhn, imagenet:PATH, dtd, hf:NAME or "
+    "module:PACKAGE.MODULE:BUILDER."
+)
+
+NetworkName = Annotated[str | None, typer.Option("--model", help=NETWORK)]
+WeightsFile = Annotated[str | None, typer.Option("--weights", help=WEIGHTS)]
+Mean = Annotated[str | None, typer.Option(help="Of the channels, as 0.49,0.48,0.45.")]
+Std = Annotated[str | None, typer.Option(help="Of the channels, as 0.25,0.24,0.26.")]
+Size = Annotated[
+    str | None, typer.Option(help="Of the images, as 224 or 180,240; default: the network's.")
+]
+SkipBroken = Annotated[
+    bool, typer.Option("--skip-broken", help="Leave out images that can't be read, and say so.")
+]
+Ood = Annotated[
+    list[str] | None,
+    typer.Option(help="Out-of-distribution data, as letters=npz:PATH; once for each."),
+]
+Samples = Annotated[str, typer.Option(help="Draws of every mode, or auto: what an input needs.")]
+Seed = Annotated[int, typer.Option(min=0, help="Of the draws.")]
+Batch = Annotated[int, typer.Option("--batch-size", min=1, help="Inputs a batch.")]
+Workers = Annotated[int, typer.Option(min=0, help="Processes that load data.")]
+Limit = Annotated[
+    int | None, typer.Option(min=1, help="Only the first so many inputs of each data set.")
+]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Replace a value of the recipe, as lr=0.1; once for each."),
+]
+NoAugmentation = Annotated[
+    bool, typer.Option("--no-augmentation", help="Leave out what the recipe asks for.")
+]
+Checkpoints = Annotated[
+    float,
+    typer.Option("--checkpoint-seconds", min=0, help="How often a checkpoint is written."),
+]
+TensorBoard = Annotated[
+    bool, typer.Option("--tensorboard", help="Write event files to the run directory.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 
 
 def numbers(option: str, text: str | None) -> tuple[float, ...]:
@@ -38,6 +80,19 @@ def whole_numbers(option: str, text: str) -> list[int]:
         return [int(number) for number in text.split(",")]
     except ValueError as error:
         raise CommandError(f"{option} {text} is not a list of whole numbers, as 0,1,2.") from error
+
+
+def samples_of(text: str) -> int | Literal["auto"]:
+    """How many draws of every mode are asked for.
+
+    >>> samples_of("8"), samples_of("auto")
+    (8, 'auto')
+    """
+    if text == "auto":
+        return "auto"
+    if not text.isdigit() or int(text) < 1:
+        raise CommandError(f"--samples {text} is neither a number of at least 1 nor auto.")
+    return int(text)
 
 
 @contextmanager

@@ -4,54 +4,59 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 import abnn
 from abnn.cli import CommandError
-from abnn.cli.network import build
-from abnn.cli.options import mistakes_told, numbers
-from abnn.data import open_data, train_and_validation
+from abnn.cli.options import (
+    DATA,
+    Json,
+    Mean,
+    NetworkName,
+    NoAugmentation,
+    Set,
+    Size,
+    SkipBroken,
+    Std,
+    WeightsFile,
+    Workers,
+    mistakes_told,
+    numbers,
+)
+from abnn.cli.task import Choices, Data, Task, loader_of, say, task_of, training_loader
+from abnn.data import train_and_validation
 from abnn.distributed import World
 from abnn.recipe import Recipe, overridden
-from abnn.zoo import load_weights
-
-_DATA = "npz:PATH, with x_train and y_train or x and y; or module:PACKAGE.MODULE:BUILDER."
 
 
 def command(
-    model: Annotated[
-        str, typer.Option(help="zoo:NAME, torchvision:NAME, timm:NAME or module:PACKAGE:BUILDER.")
-    ],
-    data: Annotated[str, typer.Option(help=_DATA)],
     out: Annotated[
         Path, typer.Option(file_okay=False, help="The run directory; recipe.toml lands there.")
     ],
-    weights: Annotated[
-        Path | None, typer.Option(help="The network's trained weights, .safetensors or .pt.")
-    ] = None,
+    model: NetworkName = None,
+    data: Annotated[str | None, typer.Option(help=DATA)] = None,
+    weights: WeightsFile = None,
     validation: Annotated[
         str | None,
         typer.Option(help="Data the network has not seen; default: a tenth of --data, by seed."),
     ] = None,
-    mean: Annotated[str | None, typer.Option(help="Of the channels, as 0.49,0.48,0.45.")] = None,
-    std: Annotated[str | None, typer.Option(help="Of the channels, as 0.25,0.24,0.26.")] = None,
+    mean: Mean = None,
+    std: Std = None,
+    size: Size = None,
     recipe: Annotated[
         str | None, typer.Option(help="All other values: a recipe by name, or a TOML file.")
     ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Replace a value of the recipe, as epochs=0.5; once for each."),
-    ] = None,
+    changes: Set = None,
+    no_augmentation: NoAugmentation = False,
     lr: Annotated[str, typer.Option(help="Lowest and highest learning rate.")] = "1e-4,0.1",
     alpha: Annotated[str, typer.Option(help="Lowest and highest alpha.")] = "3e-4,0.1",
     trials: Annotated[int, typer.Option(min=1, help="How many pairs are tried.")] = 9,
     samples: Annotated[int, typer.Option(min=1, help="Draws per mode of a prediction.")] = 8,
-    workers: Annotated[int, typer.Option(min=0, help="Processes that load data.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    workers: Workers = 0,
+    skip_broken: SkipBroken = False,
+    as_json: Json = False,
 ) -> None:
     """Find the learning rate and alpha with the best validation NLL.
 
@@ -61,68 +66,43 @@ def command(
 
     Example: abnn tune --model timm:resnet18 --weights net.pt --data npz:train.npz --out tuned
     """
-    with mistakes_told("Stopped; the same command goes on from here.", FloatingPointError):
+    choices = Choices(model, weights, mean, std, size, skip_broken)
+    stopped = "Stopped; the same command goes on from here."
+    with mistakes_told(stopped, FloatingPointError, ImportError, RuntimeError):
         base = overridden(Recipe.load(recipe) if recipe else Recipe(), changes or ())
-        base = base.with_(model=model, data=data)
-        channels = numbers("--mean", mean), numbers("--std", std)
-        train, held_out = _data(data, validation, *channels, base)
+        if no_augmentation:
+            base = base.with_(augmentation=())
+        task = task_of(choices, recipe=base, seed=base.seed)
+        source = data or task.source or base.data
+        if source is None:
+            raise CommandError("It is not known what to fit to; name it by --data.")
+        base = base.with_(model=task.model.source, data=source)
+        train, held_out = _data(task, source, validation, base)
         found = abnn.tune(
-            _network(model, weights),
-            _loader(train, base, workers, training=True),
-            _loader(held_out, base, workers),
+            task.model.net.to(World().device),
+            training_loader(train, base, workers=workers),
+            loader_of(held_out, base.batch_size, workers),
             base,
             run=out,
             lr=_range("--lr", lr),
             alpha=_range("--alpha", alpha),
             trials=trials,
             samples=samples,
+            options=None if task.model.output is None else {"output": task.model.output},
         )
     typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
     typer.echo(f"Written to {out / 'recipe.toml'}.", err=as_json)
 
 
-def _network(model: str, weights: Path | None) -> nn.Module:
-    if weights is None and not model.startswith("module:"):
-        raise CommandError(f"{model} has random weights; give its trained ones by --weights FILE.")
-    net = build(model)
-    if weights is not None:
-        load_weights(net, weights)
-    return net.eval().to(World().device)
-
-
-def _data(
-    source: str,
-    validation: str | None,
-    mean: tuple[float, ...],
-    std: tuple[float, ...],
-    recipe: Recipe,
-) -> tuple[Any, Any]:
+def _data(task: Task, source: str, validation: str | None, recipe: Recipe) -> tuple[Data, Data]:
     """Training data and held-out data."""
-    if validation is None:
-        train, held_out, note = train_and_validation(source, mean, std, recipe.augmentation)
-        seen = "if the network was trained on these, name other data by --validation"
-        typer.echo(f"{note}; {seen}", err=True)
-        return train, held_out
-    own = open_data(source, "train", mean, std, recipe.augmentation)
-    return own, open_data(validation, "validation", mean, std)
-
-
-def _loader(
-    data: Dataset[Any] | DataLoader[Any], recipe: Recipe, workers: int, training: bool = False
-) -> DataLoader[Any]:
-    if isinstance(data, DataLoader):
-        return data
-    if isinstance(data, IterableDataset):
-        return DataLoader(data, recipe.batch_size, num_workers=workers)
-    # A last batch of one has no batch statistics; in the next epoch its example is another.
-    lone = len(data) % recipe.batch_size == 1 < len(data)  # type: ignore[arg-type]
-    return DataLoader(
-        data,
-        recipe.batch_size,
-        shuffle=training,
-        num_workers=workers,
-        drop_last=training and lone,
-    )
+    if validation is not None:
+        train = task.open(source, "train", recipe.augmentation)
+        return train, task.open(validation, "validation")
+    view = task.view(recipe.augmentation)
+    train, held_out, note = train_and_validation(source, view, **task.rules)
+    say(f"{note}; if the network was trained on these, name other data by --validation")
+    return train, held_out
 
 
 def _range(option: str, text: str) -> tuple[float, float]:
