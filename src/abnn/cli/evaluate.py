@@ -29,6 +29,7 @@ from abnn.cli.options import (
     samples_of,
 )
 from abnn.cli.task import Choices, Data, Task, check_run, loader_of, named, say, task_of
+from abnn.compare import table_of
 from abnn.data import classes_of, has_test
 from abnn.distributed import world
 from abnn.evaluation import Evaluation
@@ -59,6 +60,9 @@ def command(
     workers: Workers = 0,
     limit: Limit = None,
     skip_broken: SkipBroken = False,
+    details: Annotated[
+        bool, typer.Option("--details", help="Print all figures, not only the usual ones.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Score a run on test data and, if given, on out-of-distribution data.
@@ -108,7 +112,10 @@ def command(
     if as_json:
         typer.echo(json.dumps({name: json.loads(e.to_json()) for name, e in found.items()}))
         return
-    typer.echo("\n\n".join(f"{name}\n{evaluation}" for name, evaluation in found.items()))
+    if details:
+        typer.echo("\n\n".join(f"{name}\n{evaluation}" for name, evaluation in found.items()))
+    else:
+        typer.echo(table_of({name: [e] for name, e in found.items()}, list(foreign)).to_text())
     typer.echo(f"\nKept in {run / 'evaluation'}; abnn report {run} shows it.")
 
 

@@ -27,8 +27,8 @@ from abnn.cli.options import (
     Workers,
     mistakes_told,
 )
-from abnn.cli.task import Choices, Data, Task, loader_of, task_of, training_loader
-from abnn.data import MIXING
+from abnn.cli.task import Choices, Data, Task, fitted_task, loader_of, training_loader
+from abnn.data import MIXING, classes_of
 from abnn.distributed import World, world
 from abnn.recipe import Recipe, overridden
 
@@ -97,10 +97,7 @@ def command(
         with world().joined() as everyone, everyone.meeting():
             chosen = overridden(Recipe.load(recipe) if recipe else Recipe(), changes or ())
             chosen = chosen.with_(**overrides)
-            task = task_of(choices, recipe=chosen, seed=chosen.seed)
-            source = data or task.source or chosen.data
-            if source is None:
-                raise CommandError("It is not known what to fit to; name it by --data.")
+            task, source = fitted_task(choices, chosen, data)
             bnn = _converted(task, everyone, chosen)
             train = _training(task, source, chosen, workers, everyone, batch_size is not None)
             held_out = None
@@ -116,7 +113,7 @@ def command(
             split=split,  # type: ignore[arg-type]
             checkpoint_seconds=checkpoint_seconds,
             snapshots=snapshots,
-            config=task.config(data=source),
+            config=task.config(source, classes_of(train)),
             tensorboard=tensorboard,
         )
     if everyone.rank == 0:

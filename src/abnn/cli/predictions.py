@@ -97,6 +97,8 @@ class Table:
                 "The network predicts every pixel (or token), which is no row of a table; use "
                 'abnn.predict_loader(bnn, loader, out="predictions/") in Python.'
             )
+        if classes is not None and len(classes) != shape[0]:
+            self.classes = None  # they are those of other data
         self.shown = range(shape[0]) if probabilities else range(0)
         self.abstained = int(np.count_nonzero(rule.applies(saved)))
 
@@ -147,7 +149,7 @@ class Table:
     def _rows(self) -> Iterator[dict[str, Any]]:
         for columns in self._parts():
             for values in zip(*columns.values(), strict=True):
-                yield dict(zip(columns, values, strict=True))
+                yield {name: _short(v) for name, v in zip(columns, values, strict=True)}
 
     def _parts(self) -> Iterator[dict[str, list[Any]]]:
         """Some rows at a time, column by column, as plain values."""
@@ -166,11 +168,14 @@ class Table:
             yield columns | {f"p({self._class(k)})": probs[:, k].tolist() for k in self.shown}
 
     def _class(self, k: int) -> Any:
-        return self.classes[k] if self.classes and k < len(self.classes) else k
+        return k if self.classes is None else self.classes[k]
+
+
+def _short(value: Any) -> Any:
+    """A number in the digits that a float32 has."""
+    return float(f"{value:.7g}") if isinstance(value, float) else value
 
 
 def _told(value: Any) -> Any:
-    """A value of a CSV file: numbers in the digits that a float32 has, truth as JSON writes it."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:.7g}" if isinstance(value, float) else value
+    """A value of a CSV file: truth as JSON writes it."""
+    return str(value).lower() if isinstance(value, bool) else value

@@ -27,6 +27,7 @@ from abnn.recipe import Recipe
 from abnn.store import CONFIG
 from abnn.train import WEIGHTS
 from abnn.zoo import Input, Model, open_model
+from abnn.zoo.opening import RANDOM
 
 Data = Dataset[Any] | DataLoader[Any]
 Predictor = abnn.ABNN | Method
@@ -77,12 +78,14 @@ class Task:
         expected: the images that it takes.
         choices: what the command line said.
         memory: what a run directory remembers: see `config`.
+        making: how it was made, if its weights are random.
     """
 
     model: Model
     expected: Input
     choices: Choices
     memory: Mapping[str, Any] = field(default_factory=dict)
+    making: Making | None = None
 
     def view(self, augmentation: Sequence[str] = ()) -> View:
         """How images become inputs."""
@@ -139,18 +142,46 @@ class Task:
             return load(run, net, output=output)  # type: ignore[arg-type]
         return Single(net, output=output)
 
-    def config(self, **more: Any) -> dict[str, Any]:
-        """What a run directory is to remember, as plain values."""
+    def config(self, source: str, classes: Sequence[str] | None) -> dict[str, Any]:
+        """What a run directory is to remember, as plain values.
+
+        Args:
+            source: the data.
+            classes: the names of its classes, where the network brings none.
+        """
         weights = self.choices.weights or self.memory.get("weights")
         if weights is not None and Path(weights).exists():
             weights = str(Path(weights).absolute())
+        names = self.model.classes or classes
         return {
             "model": self.model.source,
             "weights": weights,
+            "making": None if self.making is None else asdict(self.making),
             "input": asdict(self.expected),
-            "classes": None if self.model.classes is None else list(self.model.classes),
-            **more,
+            "classes": None if names is None else list(names),
+            "data": _placed(source),
         }
+
+
+@dataclass(frozen=True)
+class Making:
+    """How a network with random weights is made; None leaves it to the network.
+
+    Args:
+        classes, channels: those of the data.
+        seed: of the weights.
+    """
+
+    classes: int | None = None
+    channels: int | None = None
+    seed: int | None = None
+
+    @classmethod
+    def for_data(cls, source: str, seed: int, skip_broken: bool) -> Making:
+        """What the training data of a source asks for."""
+        raw = open_data(source, "train", View(), skip_broken=skip_broken, as_is=True)
+        shape = shape_of(raw)
+        return cls(count_classes(raw), shape[0] if len(shape) == 3 else None, seed)
 
 
 def task_of(
@@ -159,9 +190,7 @@ def task_of(
     run: Path | None = None,
     recipe: Recipe | None = None,
     trained: bool = True,
-    classes: int | None = None,
-    channels: int | None = None,
-    seed: int | None = None,
+    making: Making | None = None,
 ) -> Task:
     """Open the network that a command line, a run directory or a recipe names, in this order.
 
@@ -169,7 +198,8 @@ def task_of(
         choices: what the command line says.
         run: a run directory, of a training or of a fit.
         recipe: may say what it was made for.
-        trained, classes, channels, seed: as of `open_model`.
+        trained: as of `open_model`.
+        making: of random weights; default: as the run directory remembers it.
     """
     memory = remembered(run)
     if run is not None and (run / WEIGHTS).is_file():
@@ -186,18 +216,34 @@ def task_of(
     if choices.model is not None and choices.model != memory.get("model"):
         memory = {key: value for key, value in memory.items() if key in ("data", "weights")}
     before = Input(**memory["input"]) if memory.get("input") else None
-    model = open_model(
-        spec,
-        weights=choices.weights or memory.get("weights"),
-        classes=classes,
-        channels=before.channels if channels is None and before else channels,
-        trained=trained,
-        seed=seed,
-    )
+    making = making or Making(**memory.get("making") or {})
+    if before is not None and making.channels is None:
+        making = replace(making, channels=before.channels)
+    weights = choices.weights or memory.get("weights")
+    model = open_model(spec, weights=weights, trained=trained, **asdict(making))
     names = memory.get("classes")
     if names and model.classes is None:
         model = replace(model, classes=tuple(names))
-    return Task(model, choices.input(before or model.input or Input()), choices, memory)
+    expected = choices.input(before or model.input or Input())
+    return Task(model, expected, choices, memory, None if model.trained else making)
+
+
+def fitted_task(choices: Choices, recipe: Recipe, data: str | None) -> tuple[Task, str]:
+    """A trained network, and the data that it is to be fitted to.
+
+    Args:
+        choices: what the command line says.
+        recipe: of the fit; may say what it was made for.
+        data: what the command line names; default: what the network was trained on.
+    """
+    making = None
+    if choices.weights == RANDOM and (source := data or recipe.data):
+        making = Making.for_data(source, recipe.seed, choices.skip_broken)
+    task = task_of(choices, recipe=recipe, making=making)
+    source = data or task.source or recipe.data
+    if source is None:
+        raise CommandError("It is not known what to fit to; name it by --data.")
+    return task, source
 
 
 def remembered(run: Path | None) -> dict[str, Any]:
@@ -213,6 +259,12 @@ def remembered(run: Path | None) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError) as error:
         raise CommandError(f"{run / RUN} was not written by abnn, or is damaged.") from error
     return found if isinstance(found, dict) else {}
+
+
+def _placed(source: str) -> str:
+    """A source that is found from any other directory too."""
+    kind, _, name = source.partition(":")
+    return f"{kind}:{Path(name).absolute()}" if name and Path(name).exists() else source
 
 
 def check_run(run: Path) -> None:

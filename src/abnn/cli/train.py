@@ -29,15 +29,14 @@ from abnn.cli.options import (
 from abnn.cli.task import (
     Choices,
     Data,
+    Making,
     Task,
-    count_classes,
     loader_of,
     say,
-    shape_of,
     task_of,
     training_loader,
 )
-from abnn.data import View, classes_of, held_out_split, open_data
+from abnn.data import classes_of, held_out_split
 from abnn.distributed import world
 from abnn.recipe import Recipe, overridden
 from abnn.train import FROM_SCRATCH
@@ -100,15 +99,13 @@ def command(
             if source is None:
                 raise CommandError("It is not known what to train on; name it by --data.")
             # What the data has decides how the network is made, and that how the data is seen.
-            raw = open_data(source, "train", View(), skip_broken=skip_broken, as_is=True)
-            task = _task(choices, chosen, raw)
+            making = Making.for_data(source, chosen.seed, skip_broken)
+            task = task_of(choices, recipe=chosen, trained=False, making=making)
             train = task.open(source, "train", chosen.augmentation)
             train, held_out = _held_out(task, train, validation, hold_out, chosen)
-            names = classes_of(train) or task.model.classes
-            K = count_classes(raw)
-            loader = training_loader(train, chosen, K, workers, everyone)
+            loader = training_loader(train, chosen, making.classes, workers, everyone)
             net = task.model.net.to(everyone.device)
-            config = task.config(data=source, classes=None if names is None else list(names))
+            config = task.config(source, classes_of(train))
         result = abnn.train(
             net,
             loader,
@@ -117,23 +114,11 @@ def command(
             run=out,
             output=task.model.output,
             checkpoint_seconds=checkpoint_seconds,
-            config=config | {"weights": None},  # the run directory has its own
+            config=config | {"weights": None, "making": None},  # the run directory has its own
             tensorboard=tensorboard,
         )
     if everyone.rank == 0:
         typer.echo(_json(result, out) if as_json else f"{result}\nWritten to {out}.")
-
-
-def _task(choices: Choices, recipe: Recipe, raw: Data) -> Task:
-    shape = shape_of(raw)
-    return task_of(
-        choices,
-        recipe=recipe,
-        trained=False,
-        classes=count_classes(raw),
-        channels=shape[0] if len(shape) == 3 else None,
-        seed=recipe.seed,
-    )
 
 
 def _held_out(

@@ -25,7 +25,7 @@ from abnn.cli.options import (
     mistakes_told,
     numbers,
 )
-from abnn.cli.task import Choices, Data, Task, loader_of, say, task_of, training_loader
+from abnn.cli.task import Choices, Data, Task, fitted_task, loader_of, say, training_loader
 from abnn.data import train_and_validation
 from abnn.distributed import World
 from abnn.recipe import Recipe, overridden
@@ -72,10 +72,7 @@ def command(
         base = overridden(Recipe.load(recipe) if recipe else Recipe(), changes or ())
         if no_augmentation:
             base = base.with_(augmentation=())
-        task = task_of(choices, recipe=base, seed=base.seed)
-        source = data or task.source or base.data
-        if source is None:
-            raise CommandError("It is not known what to fit to; name it by --data.")
+        task, source = fitted_task(choices, base, data)
         base = base.with_(model=task.model.source, data=source)
         train, held_out = _data(task, source, validation, base)
         found = abnn.tune(

@@ -2,7 +2,16 @@
 
 from abnn.compare.methods import ENTRIES, Entry
 from abnn.compare.run import Comparison, compare
-from abnn.compare.table import ComparisonTable
+from abnn.compare.table import ComparisonTable, table_of
 from abnn.compare.trial import Setting, Trial
 
-__all__ = ["ENTRIES", "Comparison", "ComparisonTable", "Entry", "Setting", "Trial", "compare"]
+__all__ = [
+    "ENTRIES",
+    "Comparison",
+    "ComparisonTable",
+    "Entry",
+    "Setting",
+    "Trial",
+    "compare",
+    "table_of",
+]

@@ -126,7 +126,8 @@ class ComparisonTable:
             header, *rows = (list(row) for row in zip(names, *block, strict=True))
             lines = aligned(header, *rows, named=True).splitlines()
             tables.append("\n".join(line.rstrip() for line in lines))
-        return "\n\n".join([*tables, "\n".join(self.legend())])
+        legend = self.legend()
+        return "\n\n".join([*tables, *(["\n".join(legend)] if legend else [])])
 
     def _column(self, column: Column) -> list[str]:
         """The title and the cells of a column of the text."""
@@ -195,8 +196,8 @@ class ComparisonTable:
         lines = []
         if any(self.marks(column) for column in self.columns):
             lines.append(f"{best} best of the column, {second} second best.")
-        over = f"Mean ± standard deviation over {self.seeds} seeds"
-        lines.append(f"{over}." if self.seeds > 1 else "One seed.")
+        if self.seeds > 1:
+            lines.append(f"Mean ± standard deviation over {self.seeds} seeds.")
         if any(spread and spread.n < self.seeds for _, _, spread in self._all()):
             lines.append("(n): over so many of them; the others are missing.")
         return lines

@@ -55,7 +55,7 @@ def checked(stored: Stored, absent_allowed: bool = False) -> tuple[str, ...]:
         return ()
     text = f"{name} has no example of the class{'es' if len(absent) > 1 else ''} {some(absent)}"
     if not absent_allowed and labels.ndim == 1:
-        raise ValueError(f"{text}; add examples, or go on without by skip_broken.")
+        raise ValueError(f"{text}; add examples, or go on without by skip_broken (--skip-broken).")
     return (text,)
 
 

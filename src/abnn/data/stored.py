@@ -112,7 +112,7 @@ class Encoded:
                 reason = "its format is unknown"
             raise BrokenImageError(
                 f"{self.where(i)} can't be read as an image ({reason}); put a whole one in its "
-                "place, or leave broken ones out by skip_broken."
+                "place, or leave broken ones out by skip_broken (--skip-broken)."
             ) from error
 
 
