@@ -52,7 +52,7 @@ def test_a_broken_image_is_named(tmp_path: Path, name: str) -> None:
     message = str(told.value)
     assert message.startswith(f"{tmp_path}/dog/{name} can't be read as an image (")
     assert message.endswith(
-        "put a whole one in its place, or leave broken ones out by skip_broken."
+        "put a whole one in its place, or leave broken ones out by skip_broken (--skip-broken)."
     )
     assert "\n" not in message
 

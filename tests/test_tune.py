@@ -232,7 +232,7 @@ def test_the_command_writes_a_recipe_that_fit_takes(
     assert run(COMMAND) == 0
     printed = capsys.readouterr()
     assert printed.out.endswith("Written to run/recipe.toml.\n")
-    assert "validation: x_val" in printed.err
+    assert "validation: that of npz:rows.npz" in printed.err
     assert run([*COMMAND, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     recipe = Recipe.load("run/recipe.toml")
