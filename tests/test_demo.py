@@ -15,19 +15,11 @@ from safetensors.torch import load_file
 from torch.nn.utils import parameters_to_vector
 
 import abnn
-from abnn.demo import (
-    QUICK,
-    SEED,
-    Batches,
-    Data,
-    Demo,
-    Row,
-    load_data,
-    run_demo,
-    train_network,
-    train_others,
-)
-from abnn.demo_text import compare, table
+from abnn.demo import SEED, Demo, load_data, run_demo
+from abnn.demo.data import Batches, Data
+from abnn.demo.run import Row
+from abnn.demo.text import compare, table
+from abnn.demo.training import QUICK, do_share, train_network
 from abnn.evaluation import Evaluation
 from abnn.metrics import Detection
 from abnn.report.gather import gather
@@ -126,16 +118,18 @@ def test_an_interrupted_run_goes_on_to_the_same_numbers(demo: Demo, tmp_path: Pa
     assert before.items() <= networks(tmp_path).items()
 
 
-def test_a_second_process_trains_the_same_networks(
+def test_a_second_process_does_the_same_work(
     demo: Demo, out: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("abnn.demo.FULL", QUICK)
-    train_others(str(tmp_path), str(SEED))
-    found = {file.name: load_file(file) for file in tmp_path.iterdir()}
-    assert sorted(found) == [f"network-{k}.safetensors" for k in (1, 2, 3)]
-    for file in out.glob("demo-runs/*/network-[123].safetensors"):
-        same = load_file(file)
-        assert all(torch.equal(tensor, same[name]) for name, tensor in found[file.name].items())
+    monkeypatch.setattr("abnn.demo.training.FULL", QUICK)
+    monkeypatch.setattr("abnn.demo.training._FIRST_FITS", 0)
+    do_share(str(tmp_path), str(SEED))
+    (run,) = out.glob("demo-runs/*")
+    found = {str(file.relative_to(run)): file for file in run.glob("**/*.safetensors")}
+    assert {f"network-{k}.safetensors" for k in range(4)} < set(found)
+    for name, file in found.items():
+        one, same = load_file(file), load_file(tmp_path / name)
+        assert all(torch.equal(tensor, same[key]) for key, tensor in one.items())
 
 
 def test_the_page_shows_all_methods_and_what_was_measured(demo: Demo, out: Path) -> None:

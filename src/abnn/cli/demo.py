@@ -12,7 +12,7 @@ from rich.text import Text
 
 from abnn.cli import CommandError
 from abnn.demo import SEED, run_demo
-from abnn.demo_text import SHADES
+from abnn.demo.text import SHADES
 
 
 def command(

@@ -15,7 +15,9 @@ from torch import Tensor
 from abnn.evaluate import Predictor
 
 if TYPE_CHECKING:
-    from abnn.demo import Candidate, Data, Row
+    from abnn.demo.data import Data
+    from abnn.demo.run import Row
+    from abnn.demo.training import Candidate
 
 SHADES = " ░▒▓█"
 
