@@ -13,7 +13,15 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
-from abnn.data import Images, View, held_out_split, open_data, open_ood, train_and_validation
+from abnn.data import (
+    Images,
+    View,
+    classes_of,
+    held_out_split,
+    open_data,
+    open_ood,
+    train_and_validation,
+)
 
 RNG = np.random.default_rng(0)
 GREY = RNG.integers(0, 256, (12, 8, 8), dtype=np.uint8)
@@ -153,6 +161,46 @@ def test_classes_that_lost_their_examples_to_validation_are_told(tmp_path: Path)
     assert any(note.endswith(f"seed {s}") for note in notes for s in range(9))
 
 
+def test_numbers_of_every_width_and_order_are_read(tmp_path: Path) -> None:
+    rows = np.arange(48).reshape(12, 4)
+    for kind in (">f8", "<f8", "f4", "f2"):
+        source = saved(tmp_path, x=rows.astype(kind), y=LABELS.astype(">u8")[:, None])
+        data: Any = open_data(source, "train")
+        x, y = zip(*data, strict=True)
+        assert torch.stack(x).dtype == torch.float32
+        assert torch.equal(torch.stack(x), torch.tensor(rows).float())
+        assert torch.stack(y).tolist() == LABELS.tolist()
+
+
+def test_names_of_classes_may_be_bytes(tmp_path: Path) -> None:
+    names = ["Käse".encode(), b"dog", b"cow"]
+    assert classes_of(open_data(saved(tmp_path, x=GREY, y=LABELS, classes=names), "train")) == (
+        "Käse",
+        "dog",
+        "cow",
+    )
+
+
+def test_two_channels_may_be_last_too(tmp_path: Path) -> None:
+    x = np.stack([GREY, GREY], -1)
+    data: Any = open_data(saved(tmp_path, x=x, y=LABELS), "train")
+    assert data[0][0].shape == (2, *GREY.shape[1:])
+
+
+def test_what_is_no_archive_is_told_as_that(tmp_path: Path) -> None:
+    (tmp_path / "d.npz").write_text("not found")
+    with pytest.raises(ValueError, match=r"d.npz is no npz file .*: it is not what numpy.savez"):
+        open_data(f"npz:{tmp_path}/d.npz", "train")
+
+
+def test_a_file_is_found_in_the_home_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    saved(tmp_path, x=GREY, y=LABELS)
+    assert len(open_data("npz:~/d.npz", "train")) == 12  # type: ignore[arg-type]
+
+
 # Out-of-distribution data
 
 
@@ -269,6 +317,15 @@ def test_a_source_must_say_what_it_is() -> None:
         ({"x": GREY, "y": LABELS, "classes": ["a", "b"]}, "is 2, but there are the names of 2"),
         ({"x": GREY, "y": LABELS, "classes": [*"abcd"]}, "no example of the class d; add"),
         ({"x": GREY, "y": LABELS[:3]}, "12 inputs but 3 labels"),
+        ({"x": GREY, "y": np.array(["cat"] * 12)}, "labels of .* are texts; .* numbers .* as y, "),
+        ({"x": GREY, "y": np.array([b"cat"] * 12)}, "labels of .* are texts"),
+        ({"x": GREY, "y": np.eye(3)[LABELS]}, r"have the shape \[3\], .* number of one class an"),
+        ({"x": GREY, "y": np.array(1)}, "y of .* is a single value; give one for every example"),
+        ({"x": np.array(1), "y": LABELS}, "x of .* is a single value"),
+        ({"x": GREY, "y": LABELS, "classes": np.array("cat")}, "classes of .* is no list of names"),
+        ({"x": GREY.astype(np.uint16), "y": LABELS}, "is int64 .* no images of bytes; store them"),
+        ({"x": GREY > 9, "y": LABELS}, "is bool .* no images of bytes; store them as uint8"),
+        ({"x": np.zeros((12, 8, 8, 3)), "y": LABELS}, "with the channels last; store floating-poi"),
     ],
 )
 def test_unfit_labelled_data_is_refused(

@@ -298,7 +298,7 @@ def test_what_mixes_whole_images_is_not_for_label_maps(tmp_path: Path, name: str
 
 def test_maps_must_be_as_large_as_their_images(tmp_path: Path) -> None:
     np.savez(tmp_path / "d.npz", x=np.zeros((2, 8, 8), np.uint8), y=np.zeros((2, 4, 4), int))
-    with pytest.raises(ValueError, match=r"maps have the shape \[4, 4\], and the images \[8, 8\]"):
+    with pytest.raises(ValueError, match=r"have the shape \[4, 4\], and images \[8, 8\]"):
         open_data(f"npz:{tmp_path}/d.npz", "train")
 
 

@@ -14,9 +14,13 @@ from abnn.data.stored import Stored, some
 def numbers_of_classes(labels: Tensor, name: str) -> Tensor:
     """Labels as whole numbers; those of maps stay as small as they are stored.
 
-    >>> numbers_of_classes(torch.tensor([0.0, 2.0]), "d.npz")
+    A column `[N, 1]`, as Keras has it, is a list.
+
+    >>> numbers_of_classes(torch.tensor([[0.0], [2.0]]), "d.npz")
     tensor([0, 2])
     """
+    if labels.ndim == 2 and labels.shape[1] == 1:
+        labels = labels[:, 0]
     if labels.is_complex() or (
         labels.is_floating_point() and not torch.equal(labels, labels.trunc())
     ):

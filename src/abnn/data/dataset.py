@@ -60,8 +60,9 @@ class Images(Dataset[Any]):
         self._own_size = _size(self.x)
         if self.maps and y is not None and tuple(y.shape[1:]) != self._own_size:
             raise ValueError(
-                f"The label maps have the shape {list(y.shape[1:])}, and the images "
-                f"{list(self._own_size)}; give maps of the size of the images."
+                f"The labels of an image have the shape {list(y.shape[1:])}, and images "
+                f"{list(self._own_size)}; give the number of one class an image, or maps of the "
+                "size of the images."
             )
         self.notes = (*notes, *done)
         self.view = view
@@ -208,13 +209,13 @@ def is_images(x: Tensor) -> bool:
 
 
 def channels_first(x: Tensor) -> Tensor:
-    """Images `[N, C, H, W]`, of `[N, H, W]` or with the channels wherever they are.
+    """Images `[N, C, H, W]`, of `[N, H, W]` or with the channels, at most four, at the end.
 
     >>> channels_first(torch.zeros(9, 8, 8, 3)).shape
     torch.Size([9, 3, 8, 8])
     """
     x = x.unsqueeze(1) if x.ndim == 3 else x
-    return x.movedim(-1, 1) if x.shape[-1] in (1, 3, 4) else x
+    return x.movedim(-1, 1) if x.shape[-1] <= 4 else x
 
 
 def conformed(images: Tensor, shape: Sequence[int]) -> tuple[Tensor, str]:

@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from abnn.data.checks import checked
+from abnn.data.checks import checked, kind
 from abnn.data.dataset import Images, Rows, is_images
 from abnn.data.packages import package
 from abnn.data.sources import SOURCES, Parts
@@ -61,6 +62,7 @@ def open_data(
     assert y is not None
     if isinstance(x, Encoded) or is_images(x):
         return Images(x, y, view, stored.classes, notes, stored.void)
+    _check_rows(x, stored.name)
     unfit = "--mean and --std are" if view.mean and not as_is else ""
     if view.augmentation:
         names = ", ".join(view.augmentation)
@@ -176,6 +178,20 @@ def without_broken(stored: Stored) -> Stored:
         labels=None if stored.labels is None else stored.labels[kept],
         notes=(*stored.notes, text),
     )
+
+
+def _check_rows(x: Tensor, name: str) -> None:
+    """Refuse images that would be taken for something else, and trained on as that."""
+    if x.ndim > 2 and not x.is_floating_point():
+        raise ValueError(
+            f"{name} is {kind(x)}, which are no images of bytes; store them as uint8, from 0 to "
+            "255, or as floating-point inputs of a network, [N, C, H, W]."
+        )
+    if x.ndim == 4 and x.shape[-1] <= 4 < x.shape[1]:
+        raise ValueError(
+            f"{name} is {kind(x)}, with the channels last; store floating-point inputs as a "
+            "network takes them, [N, C, H, W], or images as uint8, from 0 to 255."
+        )
 
 
 def _as_built(

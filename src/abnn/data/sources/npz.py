@@ -7,6 +7,7 @@ names the classes; if labels are maps, a last one may be called void.
 
 from __future__ import annotations
 
+import os
 import zipfile
 from collections.abc import Sequence
 from functools import partial
@@ -34,6 +35,7 @@ def parts(path: str) -> Parts:
     ...     list(parts(f"{folder}/d.npz"))
     ['train', 'validation']
     """
+    path = os.path.expanduser(path)  # a shell does not, behind a colon
     names = list(_arrays(path))
     found = {
         part: suffix
@@ -57,9 +59,9 @@ def _read(path: str, suffix: str) -> Stored:
     x, jpeg, offsets, y = (arrays.get(name) for name in wanted)
     name = f"{wanted[0] if x is not None else wanted[1]} of {path}"
     names = arrays.get("classes")
-    classes = None if names is None else tuple(str(text) for text in names.tolist())
-    labels = None if y is None else numbers_of_classes(_tensor(y, path), path)
-    images = _tensor(x, path) if x is not None else _jpegs(path, jpeg, offsets)
+    classes = None if names is None else _names(path, names)
+    labels = None if y is None else _labels(path, y, wanted[3])
+    images = _rows(path, x, wanted[0]) if x is not None else _jpegs(path, jpeg, offsets)
     if labels is None or labels.ndim == 1:
         return Stored(name, images, labels, classes)
     if classes and classes[-1].lower() == "void":
@@ -67,6 +69,27 @@ def _read(path: str, suffix: str) -> Stored:
     void = _void(labels, classes)
     notes = () if void is None else (f"pixels of label {void} do not count",)
     return Stored(name, images, labels, classes, notes, void)
+
+
+def _names(path: str, names: Any) -> tuple[str, ...]:
+    if names.ndim != 1:
+        raise ValueError(f"classes of {path} is no list of names; give one for every class.")
+    return tuple(text.decode() if isinstance(text, bytes) else str(text) for text in names.tolist())
+
+
+def _labels(path: str, y: Any, name: str) -> Tensor:
+    if y.dtype.kind in "US":
+        raise ValueError(
+            f"The labels of {path} are texts; give the numbers of classes as {name}, and the names "
+            "as classes."
+        )
+    return numbers_of_classes(_tensor(path, y, name), path)
+
+
+def _rows(path: str, x: Any, name: str) -> Tensor:
+    rows = _tensor(path, x, name)
+    # numpy calculates with 64 bits, and some files are kept small with 16; networks have 32.
+    return rows.float() if rows.is_floating_point() else rows
 
 
 def _void(labels: Tensor, classes: Sequence[str] | None) -> int | None:
@@ -108,26 +131,31 @@ def _place(path: str, row: int) -> str:
     return f"{path}, image {row}"
 
 
-def _tensor(array: Any, path: str) -> Tensor:
+def _tensor(path: str, array: Any, name: str) -> Tensor:
+    if array.ndim == 0:
+        raise ValueError(f"{name} of {path} is a single value; give one for every example.")
+    native = array.dtype.newbyteorder("=")
+    wide = np.int64 if native in (np.uint16, np.uint32, np.uint64) else native
     try:
-        wide = array.astype(np.int64) if array.dtype in (np.uint16, np.uint32) else array
-        return torch.from_numpy(wide)
+        return torch.from_numpy(array.astype(wide, copy=False))
     except TypeError as error:
-        raise _unfit(path, error) from error
+        raise _unfit(path, f"{name} holds {array.dtype}, not numbers") from error
 
 
 def _arrays(path: str, wanted: Sequence[str] | None = None) -> dict[str, Any]:
     """Those of the wanted arrays that there are; the names of all if none are wanted."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"There is no file {path}; give npz: the path of one.")
+    if not zipfile.is_zipfile(path):
+        raise _unfit(path, "it is not what numpy.savez writes, or not all of it")
     try:
         with np.load(path) as arrays:
             if wanted is None:
                 return dict.fromkeys(arrays)
             return {name: arrays[name] for name in wanted if name in arrays}
     except (ValueError, OSError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise _unfit(path, error) from error
+        raise _unfit(path, str(error)) from error
 
 
-def _unfit(path: str, error: Exception) -> ValueError:
-    return ValueError(f"{path} is no npz file of plain arrays: {str(error).rstrip('.')}.")
+def _unfit(path: str, reason: str) -> ValueError:
+    return ValueError(f"{path} is no npz file of plain arrays: {reason.rstrip('.')}.")
