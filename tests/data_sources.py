@@ -79,9 +79,18 @@ def folder(root: Path, _: pytest.MonkeyPatch) -> str:
 
 def imagenet(root: Path, _: pytest.MonkeyPatch) -> str:
     for part, name in (("train", "train"), ("test", "val")):
-        write_folder(root / name, part, lambda k: f"n{k:08}")
-    torch.save(({f"n{k:08}": (name,) for k, name in enumerate(NAMES)}, []), root / "meta.bin")
+        write_folder(root / name, part, wordnet)
+    write_meta(root, NAMES)
     return f"imagenet:{root}"
+
+
+def wordnet(k: int) -> str:
+    """What ImageNet calls the folder of a class."""
+    return f"n{k:08}"
+
+
+def write_meta(root: Path, names: list[str]) -> None:
+    torch.save(({wordnet(k): (name,) for k, name in enumerate(names)}, []), root / "meta.bin")
 
 
 def _archive(path: Path, files: dict[str, bytes]) -> str:
@@ -99,17 +108,17 @@ def md5(content: bytes) -> str:
     return hashlib.md5(content).hexdigest()
 
 
-def _cifar(root: Path, patch: pytest.MonkeyPatch, name: str, labels: str, names: str) -> str:
+def _cifar(
+    root: Path, patch: pytest.MonkeyPatch, name: str, labels: str, names: str, classes: int
+) -> str:
     from torchvision import datasets
 
-    reader = getattr(datasets, name)
-    files = {
-        part: pickle.dumps(
-            {"data": x.transpose(0, 3, 1, 2).reshape(len(x), -1), labels: [*Y[part]]}
-        )
-        for part, x in X.items()
-    }
-    files["meta"] = pickle.dumps({names: NAMES})
+    reader, files = getattr(datasets, name), {}
+    for part, images in X.items():
+        y = np.arange(max(len(images), classes)) % classes  # an example of every class
+        x = np.resize(images, (len(y), 32, 32, 3)).transpose(0, 3, 1, 2).reshape(len(y), -1)
+        files[part] = pickle.dumps({"data": x, labels: [*y]})
+    files["meta"] = pickle.dumps({names: [f"class {k}" for k in range(classes)]})
     inside = {f"{reader.base_folder}/{key}": content for key, content in files.items()}
     patch.setattr(reader, "tgz_md5", _archive(root / "downloaded" / reader.filename, inside))
     patch.setattr(reader, "url", (root / "none").as_uri())
@@ -121,11 +130,11 @@ def _cifar(root: Path, patch: pytest.MonkeyPatch, name: str, labels: str, names:
 
 
 def cifar10(root: Path, patch: pytest.MonkeyPatch) -> str:
-    return _cifar(root, patch, "CIFAR10", "labels", "label_names")
+    return _cifar(root, patch, "CIFAR10", "labels", "label_names", K)
 
 
-def cifar100(root: Path, patch: pytest.MonkeyPatch) -> str:
-    return _cifar(root, patch, "CIFAR100", "fine_labels", "fine_label_names")
+def cifar100(root: Path, patch: pytest.MonkeyPatch, classes: int = K) -> str:
+    return _cifar(root, patch, "CIFAR100", "fine_labels", "fine_label_names", classes)
 
 
 def svhn(root: Path, patch: pytest.MonkeyPatch) -> str:
