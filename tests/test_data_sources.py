@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
+from torchvision.datasets import ImageFolder
 
 from abnn.data import (
     SOURCES,
@@ -22,9 +23,10 @@ from abnn.data import (
     notes_of,
     open_data,
     open_ood,
+    pictures,
     train_and_validation,
 )
-from data_sources import IMAGES, MAKERS, NAMES, TEST, TRAIN, K, X, Y, stream, write_folder
+from data_sources import IMAGES, MAKERS, NAMES, TEST, TRAIN, K, X, Y, png, stream, write_folder
 from shared import shared
 
 VIEW = View((32, 32), (0.5, 0.4, 0.3), (0.2, 0.3, 0.4))
@@ -171,6 +173,44 @@ def test_all_parts_of_a_folder_number_the_classes_alike(tmp_path: Path) -> None:
     write_folder(tmp_path / "test", "test", lambda k: f"other {k % 2}")
     with pytest.raises(ValueError, match="classes other 0, other 1, which .*train has not"):
         open_data(source, "test", VIEW)
+
+
+def test_a_folder_is_read_as_torchvision_does(tmp_path: Path) -> None:
+    write_folder(tmp_path, "train")
+    for name in ("b/2.png", "b.png", "a/1.JPG", "ü ä/1.jpeg", "notes.txt"):
+        (tmp_path / NAMES[3] / name).parent.mkdir(exist_ok=True)
+        (tmp_path / NAMES[3] / name).write_bytes(png(IMAGES[0]))
+    theirs = ImageFolder(str(tmp_path))
+    ours: Any = open_data(f"folder:{tmp_path}", "train", VIEW)
+    assert list(ours.paths) == [path for path, _ in theirs.samples]
+    assert ours.y.tolist() == theirs.targets
+
+
+def test_links_are_followed_but_not_in_circles(tmp_path: Path) -> None:
+    write_folder(tmp_path / "d", "train")
+    before: Any = open_data(f"folder:{tmp_path}/d", "train", VIEW)
+    (tmp_path / "d" / NAMES[0] / "all").symlink_to(tmp_path / "d")  # with images of other classes
+    (tmp_path / "d" / NAMES[1] / "itself").symlink_to(".")
+    data: Any = open_data(f"folder:{tmp_path}/d", "train", VIEW)
+    assert data.paths == before.paths
+    write_folder(tmp_path / "more", "test")
+    (tmp_path / "d" / NAMES[2] / "more").symlink_to(tmp_path / "more" / NAMES[2])
+    (tmp_path / "more" / NAMES[2] / "back").symlink_to(tmp_path / "d" / NAMES[2])
+    data = open_data(f"folder:{tmp_path}/d", "train", VIEW)
+    assert len(data) == len(before) + 2
+    assert len(pictures(tmp_path / "d" / NAMES[2], VIEW)) == 3 + 2
+
+
+def test_what_tools_leave_beside_images_is_no_image(tmp_path: Path) -> None:
+    write_folder(tmp_path, "train")
+    before: Any = open_data(f"folder:{tmp_path}", "train", VIEW)
+    (tmp_path / NAMES[0] / "._000.png").write_bytes(b"of a Mac")
+    (tmp_path / NAMES[0] / ".ipynb_checkpoints").mkdir()
+    (tmp_path / NAMES[0] / ".ipynb_checkpoints/000-checkpoint.png").write_bytes(png(IMAGES[0]))
+    (tmp_path / NAMES[0] / "folder.png").mkdir()
+    data: Any = open_data(f"folder:{tmp_path}", "train", VIEW)
+    assert data.paths == before.paths
+    assert len(pictures(tmp_path, VIEW)) == len(data)
 
 
 def test_what_is_no_folder_of_classes_is_refused(tmp_path: Path) -> None:

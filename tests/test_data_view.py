@@ -145,9 +145,13 @@ def test_pixels_of_16_bits_keep_their_range(tmp_path: Path) -> None:
     Image.fromarray(deep).save(tmp_path / "a.png")
     x = pictures(tmp_path / "a.png")[0]
     assert (x[0] - torch.from_numpy(deep / 65535).float()).abs().max() < 1 / 255
-    Image.fromarray(deep.astype(np.float32)).save(tmp_path / "a.tiff")
-    with pytest.raises(ValueError, match=r"a\.tiff has pixels of 32 bits"):
-        pictures(tmp_path / "a.tiff")[0]
+    wide = deep.astype(np.int32)
+    Image.fromarray(wide).save(tmp_path / "a.tiff")
+    assert torch.equal(pictures(tmp_path / "a.tiff")[0], x)
+    for unclear in (deep.astype(np.float32), 2 * wide, wide - 1, wide // 256):
+        Image.fromarray(unclear).save(tmp_path / "a.tiff")
+        with pytest.raises(ValueError, match=r"a\.tiff has pixels of 32 bits"):
+            pictures(tmp_path / "a.tiff")[0]
 
 
 def test_a_photo_stands_as_its_camera_says(tmp_path: Path) -> None:

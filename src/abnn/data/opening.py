@@ -13,10 +13,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from abnn.data.checks import checked, kind
 from abnn.data.dataset import Images, Rows, is_images
-from abnn.data.packages import package
 from abnn.data.sources import SOURCES, Parts
 from abnn.data.sources.source import WHOLE, Part
-from abnn.data.stored import Encoded, Stored, files, some
+from abnn.data.stored import Encoded, Stored, files, images_in, some
 from abnn.data.view import View
 
 
@@ -215,8 +214,7 @@ def _files_at(path: Path) -> list[Path]:
         return [path]
     if not path.is_dir():
         raise FileNotFoundError(f"There is no file or folder {path}; give the path of one.")
-    endings = package("torchvision.datasets.folder").IMG_EXTENSIONS
-    found = sorted(file for file in path.rglob("*") if file.suffix.lower() in endings)
+    found = sorted(map(Path, images_in(path)))
     if not found:
         raise ValueError(f"{path} holds no images; give a folder that does.")
     return found

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,34 @@ def files(paths: Sequence[str | os.PathLike[str]]) -> Encoded:
     return Encoded(range(len(texts)), texts.__getitem__, texts.__getitem__)
 
 
+def images_in(folder: str | os.PathLike[str]) -> list[str]:
+    """The files of images in a folder, at any depth, but for hidden ones, which tools leave there.
+
+    Links are followed, but neither in circles nor twice to the same folder.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     open(f"{place}/a.png", "w").close()
+    ...     os.symlink(place, f"{place}/again")
+    ...     len(images_in(place))
+    1
+    """
+    endings = package("torchvision.datasets.folder").IMG_EXTENSIONS
+    root = Path(folder).resolve()
+    seen = {root, *root.parents}
+
+    def is_new(path: str) -> bool:
+        real = Path(path).resolve()
+        return real not in seen and not seen.add(real)  # type: ignore[func-returns-value]
+
+    found = []
+    for place, folders, names in os.walk(folder, followlinks=True):
+        visible = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = [name for name in visible if is_new(os.path.join(place, name))]
+        found += [(place, name) for name in names if name.lower().endswith(endings)]
+    return [os.path.join(*parts) for parts in sorted(found) if not parts[1].startswith(".")]
+
+
 def some(names: Sequence[str]) -> str:
     """A few of many names.
 
@@ -175,7 +204,9 @@ def coloured(image: Any, channels: int, place: str, grey_by_luminance: bool = Fa
     """
     if image.mode in ("I", "F") or image.mode.startswith("I;16"):
         values = np.asarray(image)
-        if image.mode == "F" or values.min() < 0 or values.max() >= 2**16:
+        # Below 256 they are those of 8 bits, stored wide, whose upper byte would be all black.
+        narrow = image.mode == "I" and 0 < values.max() < 2**8
+        if image.mode == "F" or narrow or values.min() < 0 or values.max() >= 2**16:
             raise ValueError(
                 f"{place} has pixels of 32 bits, whose range is not known; save it with 8 or 16."
             )

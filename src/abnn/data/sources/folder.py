@@ -11,9 +11,8 @@ from pathlib import Path
 
 import torch
 
-from abnn.data.packages import package
 from abnn.data.sources.source import WHOLE, Parts, Source
-from abnn.data.stored import Stored, files, some
+from abnn.data.stored import Stored, files, images_in, some
 
 _NAMES = {
     "train": ("train",),
@@ -64,11 +63,7 @@ def _read(folder: Path, first: Path) -> Stored:
             f"{folder} has the class{'es' if len(unknown) > 1 else ''} {some(unknown)}, which "
             f"{first} has not; the parts of a set must have the same classes."
         )
-    reader = package("torchvision.datasets.folder")
-    numbers = {name: k for k, name in enumerate(classes)}
-    found = reader.make_dataset(
-        str(folder), numbers, extensions=reader.IMG_EXTENSIONS, allow_empty=True
-    )
+    found = [(path, k) for k, name in enumerate(classes) for path in images_in(folder / name)]
     if not found:
         raise ValueError(f"{folder} holds no images; give some.")
     paths, labels = zip(*found, strict=True)
