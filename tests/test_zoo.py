@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import argparse
+import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +156,16 @@ def test_patches_must_fill_the_image() -> None:
         vit_b_16(image_size=100)
 
 
+class Bomb:
+    """Makes a folder when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.path),)
+
+
 class TestLoadWeights:
     @pytest.fixture
     def trained(self) -> nn.Module:
@@ -247,6 +260,10 @@ class TestLoadWeights:
             ({"0.bias": torch.ones(4)}, r"\(of another shape 0\.bias \[4\] instead of \[3\]\)"),
             ({str(i): torch.ones(1) for i in range(5)}, r"unexpected 0, 1, 2 and 2 more"),
             ({"0.bias": "text"}, "holds no weights"),
+            ({"0.bias": torch.ones(3).char()}, r"\(of another kind 0\.bias int8\)"),
+            ({"0.bias": torch.ones(3) * 1j}, r"\(of another kind 0\.bias complex64\)"),
+            ({"0.weight": torch.ones(3, 2, device="meta")}, r"kind 0\.weight without values\)"),
+            ({"1.bias": torch.tensor([0, 1, torch.nan])}, r"are not finite \(1\.bias\): take"),
         ],
     )
     def test_weights_that_do_not_fit_change_nothing(
@@ -290,8 +307,38 @@ class TestLoadWeights:
         self, tmp_path: Path, trained: nn.Module, net: nn.Module
     ) -> None:
         torch.save(trained, tmp_path / "w.pt")
-        with pytest.raises(ValueError, match="cannot be read"):
+        with pytest.raises(ValueError, match=r"cannot be read without running code \(torch\.nn"):
             load_weights(net, tmp_path / "w.pt")
+
+    def test_what_stops_a_checkpoint_from_being_read_is_named(
+        self, tmp_path: Path, trained: nn.Module, net: nn.Module
+    ) -> None:
+        content = {"state_dict": trained.state_dict(), "args": argparse.Namespace(lr=0.1)}
+        torch.save(content, tmp_path / "w.pt")
+        with pytest.raises(ValueError, match=r"without running code \(argparse\.Namespace\): it"):
+            load_weights(net, tmp_path / "w.pt")
+
+    def test_code_in_a_checkpoint_is_not_run(
+        self, tmp_path: Path, trained: nn.Module, net: nn.Module
+    ) -> None:
+        content = {"state_dict": trained.state_dict(), "more": Bomb(tmp_path / "ran")}
+        torch.save(content, tmp_path / "w.pt")
+        before = copy(net)
+        with pytest.raises(ValueError, match=r"without running code \(.*mkdir\)"):
+            load_weights(net, tmp_path / "w.pt")
+        assert equal(copy(net), before)
+        assert not (tmp_path / "ran").exists()
+        pickle.loads(pickle.dumps(content["more"]))  # which does run it
+        assert (tmp_path / "ran").exists()
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])
+    def test_weights_of_another_precision_are_read(
+        self, tmp_path: Path, trained: nn.Module, net: nn.Module, dtype: torch.dtype
+    ) -> None:
+        trained.to(dtype)
+        save_file(trained.state_dict(), tmp_path / "w.safetensors")
+        load_weights(net, tmp_path / "w.safetensors")
+        assert equal(copy(net), copy(trained.float()))
 
     def test_a_missing_file_is_named(self, tmp_path: Path, net: nn.Module) -> None:
         with pytest.raises(FileNotFoundError, match=r"There is no file .*w\.pt"):

@@ -66,8 +66,8 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can fail anywhere in the decoder
         raise ValueError(
-            f"{path} cannot be read: it must be a .safetensors file, or a state_dict that "
-            "torch.save wrote, with nothing but tensors and plain values beside it."
+            f"{path} cannot be read{_code_in(path)}: it must be a .safetensors file, or a "
+            "state_dict that torch.save wrote, with nothing but tensors and plain values beside it."
         ) from error
     while isinstance(content, Mapping):
         inside = next((content[w] for w in WRAPPERS if isinstance(content.get(w), Mapping)), None)
@@ -104,12 +104,24 @@ def put_weights(net: nn.Module, weights: Mapping[str, Tensor], path: str | Path)
         for name, tensor in weights.items()
         if name in expected and tensor.shape != expected[name].shape
     ]
+    retyped = [
+        f"{name} {_kind(tensor)}"
+        for name, tensor in weights.items()
+        if name in expected and not _can_be(tensor, expected[name])
+    ]
     problems = {"missing": missing, "unexpected": unexpected, "of another shape": reshaped}
+    problems |= {"of another kind": retyped}
     found = [f"{kind} {_some(names)}" for kind, names in problems.items() if names]
     if found:
         raise ValueError(
             f"The weights in {path} do not fit {type(net).__name__} ({'; '.join(found)}): "
             "build the network they were trained with."
+        )
+    broken = [name for name, tensor in weights.items() if not bool(tensor.isfinite().all())]
+    if broken:
+        raise ValueError(
+            f"The weights in {path} are not finite ({_some(broken)}): take those of an earlier "
+            "checkpoint."
         )
     net.load_state_dict(weights, strict=False)
 
@@ -185,6 +197,7 @@ def _split(name: str, expected: Mapping[str, Tensor]) -> tuple[str, str]:
 
 
 def _file(path: Path) -> Path:
+    path = path.expanduser()
     if path.is_dir():
         found = next((path / name for name in FILES if (path / name).is_file()), None)
         if found is None:
@@ -196,6 +209,29 @@ def _file(path: Path) -> Path:
     if not path.is_file():
         raise FileNotFoundError(f"There is no file {path}: give the path of a file of weights.")
     return path
+
+
+def _code_in(path: Path) -> str:
+    """What of a file is neither a tensor nor a plain value, as it names itself; nothing is run."""
+    try:
+        found = torch.serialization.get_unsafe_globals_in_checkpoint(path)
+    except Exception:  # it is damaged, or no file of torch's
+        return ""
+    return f" without running code ({_some(sorted(found))})" if found else ""
+
+
+def _can_be(tensor: Tensor, wanted: Tensor) -> bool:
+    """Whether a value can be copied without a loss but of precision."""
+    plain = tensor.layout == torch.strided and not tensor.is_meta and not tensor.is_complex()
+    return plain and (
+        wanted.is_complex() or tensor.is_floating_point() == wanted.is_floating_point()
+    )
+
+
+def _kind(tensor: Tensor) -> str:
+    plain = tensor.layout == torch.strided and not tensor.is_meta
+    text = tensor.dtype if plain else "without values" if tensor.is_meta else tensor.layout
+    return str(text).removeprefix("torch.")
 
 
 def _some(names: Iterable[str]) -> str:
