@@ -69,6 +69,20 @@ class TestAnySource:
         ):
             open_model(spec, weights="net.pt", classes=10)
 
+    @pytest.mark.parametrize("spec", ["zoo:resnet20", "timm:test_resnet"])
+    @pytest.mark.parametrize("classes", [None, 7])
+    def test_a_file_of_weights_brings_its_channels(
+        self, here: Path, spec: str, classes: int | None
+    ) -> None:
+        trained = build(spec, classes, channels=1)
+        torch.save(trained.state_dict(), "net.pt")
+        model = open_model(spec, weights="net.pt")
+        assert same(model.net, trained)
+        assert model.input is not None
+        assert (model.input.channels, model.input.mean) == (1, ())
+        with pytest.raises(ValueError, match=r"in net\.pt was trained on images of 1 channels"):
+            open_model(spec, weights="net.pt", channels=3)
+
     def test_the_folder_of_a_training_is_a_file_of_weights(self, here: Path) -> None:
         net = build("zoo:small_resnet", 3)
         data = [(torch.randn(4, 1, 8, 8), torch.arange(4) % 3)]

@@ -12,9 +12,9 @@ from torch import nn
 
 from abnn.builders import nearest
 from abnn.zoo import from_hub, from_module, from_timm, from_torchvision, from_zoo
-from abnn.zoo.mismatch import other_classes
+from abnn.zoo.mismatch import other_channels, other_classes
 from abnn.zoo.model import Model
-from abnn.zoo.weights import classes_in, put_weights, read_weights
+from abnn.zoo.weights import put_weights, read_weights, sizes_in
 
 RANDOM = "random"
 
@@ -117,14 +117,16 @@ def build(spec: str, classes: int | None = None, channels: int | None = None) ->
 def _filled(
     source: Source, name: str, file: Path, classes: int | None, channels: int | None
 ) -> Model:
-    """A network with the weights of a file, and as many classes as these have."""
+    """A network with the weights of a file, and as many classes and channels as these have."""
     weights = read_weights(file)
     model = source.open_named(name, classes, channels, False)
-    has = classes_in(weights, model.net, file)
-    if has is not None and classes is not None:
-        raise other_classes(f"The network in {file}", has, classes)
-    if has is not None and source is not SOURCES["module"]:
-        model = source.open_named(name, has, channels, False)
+    heads, stem = sizes_in(weights, model.net, file)
+    if heads is not None and classes is not None:
+        raise other_classes(f"The network in {file}", heads, classes)
+    if stem is not None and channels is not None:
+        raise other_channels(f"The network in {file}", stem, channels)
+    if (heads is not None or stem is not None) and source is not SOURCES["module"]:
+        model = source.open_named(name, heads or classes, stem or channels, False)
     put_weights(model.net, weights, file)
     return model
 

@@ -126,24 +126,36 @@ def put_weights(net: nn.Module, weights: Mapping[str, Tensor], path: str | Path)
     net.load_state_dict(weights, strict=False)
 
 
-def classes_in(weights: Mapping[str, Tensor], net: nn.Module, path: str | Path) -> int | None:
-    """How many classes weights are for, where it is all in which they do not fit a network.
+def sizes_in(
+    weights: Mapping[str, Tensor], net: nn.Module, path: str | Path
+) -> tuple[int | None, int | None]:
+    """For how many classes and channels weights are, where these are all that does not fit.
 
-    >>> classes_in(nn.Linear(4, 7).state_dict(), nn.Linear(4, 10), "w.pt")
-    7
-    >>> classes_in(nn.Linear(5, 7).state_dict(), nn.Linear(4, 10), "w.pt") is None
-    True
+    Each is None where it fits, and both are where anything else does not.
+
+    >>> trained = nn.Sequential(nn.Conv2d(1, 2, 3), nn.Linear(8, 7))
+    >>> net = nn.Sequential(nn.Conv2d(3, 2, 3), nn.Linear(8, 10))
+    >>> sizes_in(trained.state_dict(), net, "w.pt")
+    (7, 1)
+    >>> sizes_in(nn.Linear(5, 7).state_dict(), nn.Linear(4, 10), "w.pt")
+    (None, None)
     """
     expected = net.state_dict()
     weights = _named_as(net, expected, weights, path)
-    shapes = {
-        name: (weights[name].shape, expected[name].shape) for name in expected.keys() & weights
-    }
-    pairs = [(found, ours) for found, ours in shapes.values() if found != ours]
-    if not all(len(found) == len(ours) > 0 and found[1:] == ours[1:] for found, ours in pairs):
-        return None
-    heads = {(found[0], ours[0]) for found, ours in pairs}
-    return heads.pop()[0] if len(heads) == 1 else None
+    shapes = [(weights[name].shape, expected[name].shape) for name in expected.keys() & weights]
+    heads, stems = set(), []
+    for found, ours in shapes:
+        if found == ours:
+            continue
+        if len(found) == len(ours) > 0 and found[1:] == ours[1:]:
+            heads.add((found[0], ours[0]))
+        elif len(found) == len(ours) == 4 and found[2:] == ours[2:] and found[0] == ours[0]:
+            stems.append(found[1])
+        else:
+            return None, None
+    if len(heads) > 1 or len(stems) > 1:
+        return None, None
+    return (heads.pop()[0] if heads else None), (stems[0] if stems else None)
 
 
 def _named_as(
