@@ -193,6 +193,13 @@ def test_noise_is_two_standard_errors_of_the_mean_difference() -> None:
     assert noise == pytest.approx(2 * (a - b).std().item() / math.sqrt(40))
 
 
+def test_a_single_example_says_nothing_of_the_noise() -> None:
+    a, b = torch.tensor([[0.7, 1.0], [0.0, 0.0]]), torch.tensor([[0.2, 1.0], [0.0, 0.0]])
+    mean, noise = difference(a, b)
+    assert mean == pytest.approx(0.5)
+    assert noise == math.inf
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

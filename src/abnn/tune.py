@@ -348,7 +348,7 @@ def difference(a: Tensor, b: Tensor) -> tuple[float, float]:
     """How much more NLL one has than the other on the same examples, and the noise of that.
 
     Rows are sums of -log p and numbers of labels, one for every example. The noise is two standard
-    errors of the difference of the means, over the examples.
+    errors of the difference of the means, over the examples; of a single one nothing is known.
 
     >>> a, b = torch.tensor([[1.0, 1.0], [3.0, 1.0]]), torch.tensor([[0.0, 1.0], [1.0, 1.0]])
     >>> [round(number, 6) for number in difference(a, b)]
@@ -356,8 +356,10 @@ def difference(a: Tensor, b: Tensor) -> tuple[float, float]:
     """
     extra, counts = (a - b)[:, 0].double(), b[:, 1].double()
     mean = extra.sum() / counts.sum()
-    n = len(extra)
-    error = (extra - mean * counts).norm() * math.sqrt(n / max(1, n - 1)) / counts.sum()
+    n = int((counts > 0).sum())
+    if n < 2:
+        return mean.item(), math.inf
+    error = (extra - mean * counts).norm() * math.sqrt(n / (n - 1)) / counts.sum()
     return mean.item(), 2 * error.item()
 
 
