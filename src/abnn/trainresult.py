@@ -47,8 +47,9 @@ class TrainResult:
 
     def __str__(self) -> str:
         tail = self.losses[-max(1, len(self.losses) // 20) :].mean()
+        steps = "1 step" if len(self.losses) == 1 else f"{len(self.losses)} steps"
         text = (
-            f"{len(self.losses)} steps in {self.seconds:.0f} s; the loss went from "
+            f"{steps} in {self.seconds:.0f} s; the loss went from "
             f"{self.losses[0]:.4f} to {tail:.4f}."
         )
         if self.validation:
