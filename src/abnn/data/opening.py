@@ -112,7 +112,9 @@ def parts_of(source: str) -> Parts:
     """
     kind, colon, name = source.partition(":")
     known = SOURCES.get(kind)
-    if known is None or (known.needs_name and not name) or (colon and not name):
+    if known is not None and known.needs_name and not name:
+        raise ValueError(f"{source!r} does not say which or where; write {known.usage}.")
+    if known is None or (colon and not name):
         *most, last = (one.usage for one in SOURCES.values())
         raise ValueError(
             f"{source!r} does not say where the data is from; write {', '.join(most)} or {last}."
