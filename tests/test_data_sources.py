@@ -282,6 +282,11 @@ def test_a_set_of_the_hub_without_images_or_labels_is_told(tmp_path: Path) -> No
         open_data(bare, "train")
     with pytest.raises(ValueError, match=r"can't be opened \(.*; give the name of a set"):
         open_data(f"hf:{tmp_path}/none@plain", "train")
+    some = {"x": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])}
+    partly = hub(tmp_path / "c", {"x": [image] * 3, "label": [0, None, 1]}, some)
+    with pytest.raises(ValueError, match="A label of hf:.* is -1; labels are numbers from 0"):
+        open_data(partly, "train")
+    assert len(open_ood(partly, Images(torch.zeros(1, 3, 32, 32).byte(), None))[0]) == 3  # type: ignore[arg-type]
 
 
 # JPEGs in an npz file

@@ -6,11 +6,13 @@ else whole numbers in a column named label or labels.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from abnn.data.packages import package
 from abnn.data.sources.source import WHOLE, Parts, Source
@@ -91,10 +93,15 @@ def _read(name: str, data: Any) -> Stored:
     return Stored(
         place,
         Encoded(range(len(data)), _Column(column, images[0]), partial(_place, place)),
-        torch.tensor(data[labels[0]]) if labels else None,
+        _numbers(data[labels[0]]) if labels else None,
         tuple(features[labels[0]].names) if named else None,
         tuple(notes),
     )
+
+
+def _numbers(labels: Iterable[int | None]) -> Tensor:
+    """Labels; those that are not there become -1, as the hub has it, which is no label."""
+    return torch.tensor([-1 if label is None else label for label in labels])
 
 
 class _Column:
