@@ -368,6 +368,29 @@ def test_data_that_does_not_fit_is_refused() -> None:
             fresh.fit(data()).predict(X, samples=0)
 
 
+@pytest.mark.parametrize("structure", STRUCTURES)
+@pytest.mark.parametrize("subset", ["last_layer", "all"])
+def test_half_precision_has_nearly_the_curvature_of_single(subset: Any, structure: Any) -> None:
+    half = normed().bfloat16()
+    batches = [(x.bfloat16(), y) for x, y in data()]
+    found = Laplace(half, subset, structure, "sampling").fit(batches)
+    wide = [(x.float(), y) for x, y in batches]
+    single = Laplace(copy.deepcopy(half).float(), subset, structure, "sampling").fit(wide)
+    assert found.values.dtype == torch.float32
+    torch.testing.assert_close(found.values, single.values, rtol=0.1, atol=0.1)
+    probit = Laplace(half, subset, structure).fit(batches)
+    for method in (found, probit):
+        assert method.predict(X.bfloat16(), samples=2).probs.isfinite().all()
+
+
+def test_a_curvature_without_eigenvalues_does_not_end_the_program() -> None:
+    loader = [(1e25 * x, y) for x, y in data()]
+    net = nn.Sequential(nn.Linear(4, 3))
+    nn.init.zeros_(net[0].weight)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="no eigenvalues that can be computed; check"):
+        Laplace(net).fit(loader)
+
+
 def test_a_loader_that_runs_out_is_refused() -> None:
     class Once:
         def __init__(self) -> None:

@@ -29,6 +29,7 @@ Subset = Literal["last_layer", "all"]
 Structure = Literal["kron", "diag", "full"]
 Predictive = Literal["probit", "sampling", "nn"]
 
+HALF = (torch.float16, torch.bfloat16)  # in which no matrix can be decomposed
 KEPT = ("prior", "values", "vectors")
 JACOBIAN_NUMBERS = 2**26  # as many as are held at once
 FULL_PARAMETERS = 20_000
@@ -220,9 +221,12 @@ class Laplace(Method):
             for inputs, y in self._batches(loader):
                 kept = y != ignore_index
                 if kept.any():
-                    yield from zip(inputs[kept].split(size), y[kept].split(size), strict=True)
+                    x = inputs[kept].float() if inputs.dtype in HALF else inputs[kept]
+                    yield from zip(x.split(size), y[kept].split(size), strict=True)
 
         model = Logits(copied(self.net), self.output, self.class_dim)
+        if any(p.dtype in HALF for p in model.parameters()):
+            model.float()
         names = self._uncertain()
         for name, parameter in model.net.named_parameters():
             parameter.requires_grad_(name in names)

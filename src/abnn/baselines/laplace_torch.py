@@ -35,7 +35,13 @@ def curvature(
         with torch.enable_grad(), differentiable():
             if structure == "kron":
                 _check_used(model, batches)
-            found.fit(_Data(batches, count))
+            try:
+                found.fit(_Data(batches, count))
+            except SystemExit as error:  # it would end the program, without a word
+                raise RuntimeError(
+                    "The curvature has no eigenvalues that can be computed; check the network's "
+                    "weights, or take structure='diag'."
+                ) from error
             if prior_precision is None:
                 found.optimize_prior_precision(method="marglik")
             else:

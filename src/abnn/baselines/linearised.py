@@ -83,7 +83,7 @@ def moments(
 
         with differentiable():
             J, mean = torch.func.jacrev(logits, has_aux=True)(own)
-        flat = torch.cat([part.flatten(2) for part in J.values()], 2).flatten(0, 1)
+        flat = wide(torch.cat([part.flatten(2) for part in J.values()], 2).flatten(0, 1))
         means.append(mean)
         variances.append(powered(flat, H, prior, -0.5).square().sum(1).view(mean.shape))
     return torch.cat(means), torch.cat(variances)
