@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -226,3 +227,80 @@ def test_what_a_method_can_not_do_is_refused(name: str, kind: str) -> None:
 def test_a_network_without_weights_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="(?i)no (convolution|normalisation)"):
         MAKERS[name](nn.Sequential(nn.Flatten(), nn.ReLU()))
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_what_building_reads_of_a_network_changes_nothing(name: str) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 8), nn.Linear(8, 3)).train()
+    # Whose vectors go on by a step whenever its weight is read in training mode.
+    nn.utils.parametrizations.spectral_norm(net[2])
+    before = state(net)
+    with suppress(ValueError):  # of those that a computed weight is too much for
+        MAKERS[name](net)
+    assert same(state(net), before)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.parametrize("wrong", [None, "resnet18", {}, nn.Linear])
+def test_what_is_no_network_is_refused(name: str, wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"A torch.nn.Module is needed, not a \w+; give"):
+        MAKERS[name](wrong)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_network_that_is_not_initialised_is_refused(name: str) -> None:
+    for lazy in (nn.LazyLinear(8), nn.LazyBatchNorm1d()):
+        with pytest.raises(ValueError, match=r"Not initialised yet: '1.weight'; run the network"):
+            MAKERS[name](nn.Sequential(nn.Linear(4, 8), lazy, nn.Linear(8, 3)))
+
+
+@pytest.mark.parametrize("name", METHODS.keys() - {"Conformal", "DeepEnsemble", "MultiSWAG"})
+def test_where_the_logits_are_is_checked_when_a_method_is_built(name: str) -> None:
+    net: Any = KINDS["mlp"].build()
+    with pytest.raises(TypeError, match="output='logits' is no function; give"):
+        METHODS[name](net, output="logits")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"class_dim='last' is not a whole number"):
+        METHODS[name](net, class_dim="last")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["DeepEnsemble", "MultiSWAG"])
+@pytest.mark.parametrize("wrong", [None, nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 2))])
+def test_an_ensemble_is_made_of_a_list(name: str, wrong: Any) -> None:
+    with pytest.raises(TypeError, match=r"A list of \w+ is needed, not a"):
+        METHODS[name](wrong)
+    with pytest.raises(TypeError, match=r"is needed, not a NoneType; |not a NoneType; wrap"):
+        METHODS[name]([None])
+
+
+NUMBERS = [
+    ("LPBNN", "latent_weight", 0.0),
+    ("MIMO", "rho", 0.0),
+    ("Masksembles", "scale", 1.0),
+    ("MCDropout", "p", 0.0),
+    ("PackedEnsembles", "alpha", 1e-9),
+    ("VIBNN", "prior_std", 1e-9),
+    ("VIBNN", "init_std", 1e-9),
+    ("VIBNN", "kl_weight", 0.0),
+    ("SWAG", "start", 0.0),
+    ("SWAG", "scale", 0.0),
+    ("TRADI", "lengthscale", 1e-9),
+    ("TRADI", "mean_noise", 1e-9),
+    ("TRADI", "variance_noise", 1e-9),
+    ("TRADI", "measurement_noise", 1e-9),
+    ("Laplace", "prior_precision", 1e-9),
+    ("TestTimeAugmentation", "std", 0.0),
+    ("LatentNoise", "std", 0.0),
+]
+
+
+@pytest.mark.parametrize(("name", "argument", "least"), NUMBERS)
+def test_arguments_that_are_no_numbers_are_refused(name: str, argument: str, least: float) -> None:
+    def build(value: Any) -> Method:
+        net: Any = nn.Sequential(nn.Linear(4, 16), nn.LayerNorm(16), nn.Linear(16, 3))
+        return METHODS[name](net, **{argument: value})
+
+    assert getattr(build(least), argument) == least
+    for wrong in (least - 1e-6, float("nan"), float("inf"), "1", True, torch.tensor(1.0), [0.5]):
+        with pytest.raises(ValueError, match=rf"{argument}=.* is not a number"):
+            build(wrong)

@@ -12,14 +12,13 @@ from typing import get_args
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import is_lazy
 
 from abnn.draws import whole_number
 from abnn.families import GAMMA_NAMES, Form, LeftAlone, form_of, is_norm, registered_name
 from abnn.model import ABNN, Stats
 from abnn.norm import BayesNorm, Noise, make_bayes
 from abnn.outputs import Output
-from abnn.surgery import twin
+from abnn.surgery import check_network, twin
 
 
 def convert(
@@ -280,21 +279,9 @@ def _check_choice(name: str, value: str, choices: object) -> None:
 
 
 def _check_network(net: nn.Module) -> None:
-    if not isinstance(net, nn.Module):
-        raise TypeError(f"A torch.nn.Module is needed, not a {type(net).__name__}.")
+    check_network(net)
     if isinstance(net, torch.jit.ScriptModule):
         raise TypeError("A scripted network can't be changed; convert the one it was made from.")
-    lazy = [name for name, tensor in _tensors(net) if is_lazy(tensor)]
-    if lazy:
-        raise ValueError(
-            f"Not initialised yet: {_some(lazy)}; run the network once on an input, and then "
-            "convert it."
-        )
-    meta = [name for name, tensor in _tensors(net) if tensor.is_meta]
-    if meta:
-        raise ValueError(
-            f"On the meta device, without values: {_some(meta)}; load the weights first."
-        )
 
 
 def _tensors(net: nn.Module) -> list[tuple[str, Tensor]]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import operator
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from numbers import Integral
+from numbers import Integral, Real
 from typing import Any, TypeVar
 
 import numpy as np
@@ -146,6 +148,35 @@ def whole_number(name: str, value: Any, least: int | None = None) -> int:
         bound = "" if least is None else f" of at least {least}"
         raise ValueError(f"{name}={value!r} is not a whole number{bound}.")
     return int(value)
+
+
+def number(
+    name: str,
+    value: Any,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    below: float | None = None,
+) -> float:
+    """An argument that must be a finite number within bounds; anything else is refused by its name.
+
+    >>> number("rho", 0.5, least=0, most=1)
+    0.5
+    """
+    # A bool is a number to Python, but where a number is asked for it is a mistake.
+    real = not isinstance(value, bool) and isinstance(value, Real) and math.isfinite(value)
+    bounds = (
+        ("of at least", least, operator.ge),
+        ("above", above, operator.gt),
+        ("of at most", most, operator.le),
+        ("below", below, operator.lt),
+    )
+    given = [(word, bound, holds) for word, bound, holds in bounds if bound is not None]
+    if not real or not all(holds(value, bound) for _, bound, holds in given):
+        words = " and ".join(f"{word} {bound:g}" for word, bound, _ in given)
+        raise ValueError(f"{name}={value!r} is not a number {words}.")
+    return float(value)
 
 
 def chunks(items: Sequence[T], size: int) -> Iterator[Sequence[T]]:

@@ -66,12 +66,29 @@ def weighted_layers(net: nn.Module) -> dict[str, nn.Module]:
             f"The {type(net).__name__} has no convolution and no linear layer, which this method "
             "works on; give a network that has one."
         )
-    lazy = [name for name, module in found.items() if is_lazy(cast(Tensor, module.weight))]
-    if lazy:
-        raise ValueError(
-            f"The layer {lazy[0]!r} is not initialised; run the network once on an input first."
-        )
     return found
+
+
+def check_network(net: object) -> None:
+    """Refuse what is no network, or one whose tensors have no values yet.
+
+    >>> check_network(nn.LazyLinear(3))
+    Traceback (most recent call last):
+    ValueError: Not initialised yet: 'weight'; run the network once on an input first.
+    """
+    if not isinstance(net, nn.Module):
+        raise TypeError(
+            f"A torch.nn.Module is needed, not a {type(net).__name__}; give the network itself."
+        )
+    for name, tensor in (*net.named_parameters(), *net.named_buffers()):
+        if is_lazy(tensor):
+            raise ValueError(
+                f"Not initialised yet: {name!r}; run the network once on an input first."
+            )
+        if tensor.is_meta:
+            raise ValueError(
+                f"On the meta device, without values: {name!r}; load the weights first."
+            )
 
 
 def channel_dim(layer: nn.Module) -> int:

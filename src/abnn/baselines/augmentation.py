@@ -7,14 +7,13 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from abnn.baselines.inference import inference
 from abnn.baselines.method import Method
-from abnn.draws import Draw, chunks, noise_matrix, whole_number
+from abnn.draws import Draw, chunks, noise_matrix, number, whole_number
 from abnn.folding import (
     agree,
     any_half,
@@ -76,7 +75,7 @@ class TestTimeAugmentation(Method):
         super().__init__(net, output, class_dim)
         if not isinstance(flip, bool):
             raise ValueError(f"flip={flip!r} must be True or False.")
-        self.net, self.std, self.flip = net, noise_scale(std), flip
+        self.net, self.std, self.flip = net, number("std", std, least=0), flip
         self._folds: dict[Any, bool] = {}
 
     def member_logits(self, x: Inputs, samples: int = 16, seed: int = 0) -> Iterator[Tensor]:
@@ -165,18 +164,6 @@ class TestTimeAugmentation(Method):
         except (NotFoldable, RuntimeError):  # whatever the network does with more rows
             return False
         return agree(together, alone, any_half([alone]))
-
-
-def noise_scale(std: float) -> float:
-    """A standard deviation of noise, refused if it is none.
-
-    >>> noise_scale(0.08)
-    0.08
-    """
-    number = isinstance(std, int | float | np.number) and not isinstance(std, bool)
-    if not number or not math.isfinite(std) or std < 0:
-        raise ValueError(f"std={std!r} is no standard deviation; give a number of at least 0.")
-    return float(std)
 
 
 def _with_first(inputs: Inputs, tensor: Tensor) -> Inputs:

@@ -66,13 +66,13 @@ class Conformal(Method):
         per_class: bool = False,
         score: Score = "lac",
     ) -> None:
-        super().__init__(predictor)
-        self._seconds = None
         if not hasattr(predictor, "predict"):
             raise TypeError(
                 f"A {type(predictor).__name__} has no predict(x); give an ABNN, or wrap a plain "
                 "network as abnn.baselines.Single(net)."
             )
+        super().__init__(predictor)
+        self._seconds = None
         if not 0 < coverage < 1:
             raise ValueError(f"coverage={coverage} must lie between 0 and 1, such as 0.9.")
         if score not in get_args(Score):

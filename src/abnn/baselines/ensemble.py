@@ -7,10 +7,10 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from abnn.baselines.method import Method
+from abnn.baselines.method import Method, several
 from abnn.outputs import Inputs, Output, call, logits_of
 from abnn.store import ArtifactError, structure_of
-from abnn.surgery import copied
+from abnn.surgery import check_network, copied
 
 
 class DeepEnsemble(Method):
@@ -41,9 +41,11 @@ class DeepEnsemble(Method):
         class_dim: int = 1,
         fit_seconds: float | None = None,
     ) -> None:
-        nets = list(nets)
+        nets = several("networks", nets)
         if len(nets) == 0:
             raise ValueError("The ensemble has no networks; give at least one.")
+        for net in nets:
+            check_network(net)
         if len(set(nets)) < len(nets):
             raise ValueError(
                 "The ensemble has the same network twice, which adds nothing; "

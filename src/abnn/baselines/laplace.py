@@ -18,7 +18,7 @@ from abnn.baselines.linearised import Logits, linearised, moments, wide
 from abnn.baselines.method import Method
 from abnn.baselines.sampled import logits_with, noise_like
 from abnn.batches import device_of, split, to_device
-from abnn.draws import whole_number
+from abnn.draws import number, whole_number
 from abnn.folding import clone
 from abnn.order import randomness_kept
 from abnn.outputs import Inputs, Output
@@ -95,10 +95,10 @@ class Laplace(Method):
             if value not in choices:
                 known = ", ".join(map(repr, choices[:-1]))
                 raise ValueError(f"{name}={value!r} must be {known} or {choices[-1]!r}.")
-        if prior_precision is not None and not 0 < prior_precision < math.inf:
-            raise ValueError(f"prior_precision={prior_precision!r} must be None or above 0.")
+        if prior_precision is not None:
+            prior_precision = number("prior_precision", prior_precision, above=0)
         self.subset, self.structure, self.predictive = subset, structure, predictive
-        self.prior_precision = None if prior_precision is None else float(prior_precision)
+        self.prior_precision = prior_precision
         layers = weighted_layers(net)
         if subset == "last_layer" and not any(isinstance(m, nn.Linear) for m in layers.values()):
             raise no_last_layer(net)

@@ -7,10 +7,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from abnn.baselines.augmentation import noise_scale
 from abnn.baselines.method import Method
 from abnn.convert import convert
-from abnn.draws import all_draws, chunks, whole_number
+from abnn.draws import all_draws, chunks, number, whole_number
 from abnn.folding import first_tensor
 from abnn.outputs import Inputs, Output
 from abnn.prediction import Prediction
@@ -47,7 +46,7 @@ class LatentNoise(Method):
         class_dim: int = 1,
     ) -> None:
         super().__init__(net, output, class_dim)
-        self.std = noise_scale(std)
+        self.std = number("std", std, least=0)
         self.net = convert(net, modes=1, alpha=self.std, output=output, class_dim=class_dim)
 
     def predict(self, x: Inputs, keep_members: bool = False, **members: Any) -> Prediction:

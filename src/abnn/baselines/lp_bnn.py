@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from abnn.baselines.batch_ensemble import BatchEnsemble, Factors
-from abnn.draws import Draw, noise_matrix, whole_number
+from abnn.draws import Draw, noise_matrix, number, whole_number
 from abnn.outputs import Inputs, Output
 from abnn.surgery import swapped, weighted_layers
 from abnn.train import cross_entropy
@@ -58,10 +58,7 @@ class LPBNN(BatchEnsemble):
     ) -> None:
         super().__init__(net, members, factors, output, class_dim)
         self.latent = whole_number("latent", latent, least=1)
-        number = isinstance(latent_weight, (int, float))
-        if not number or not 0 <= latent_weight < math.inf:
-            raise ValueError(f"latent_weight={latent_weight!r} must be a number of at least 0.")
-        self.latent_weight = float(latent_weight)
+        self.latent_weight = number("latent_weight", latent_weight, least=0)
         self.auto_encoders = nn.ModuleList()
         for layer in self._layers():
             r = layer.ensemble_r.detach()

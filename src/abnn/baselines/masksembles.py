@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from abnn.baselines.members import Members, change_first
 from abnn.baselines.method import Method
 from abnn.batches import device_of
-from abnn.draws import generator, whole_number
+from abnn.draws import generator, number, whole_number
 from abnn.outputs import Inputs, Output
 from abnn.surgery import copied, weighted_layers, widths
 
@@ -62,10 +62,9 @@ class Masksembles(Method):
         class_dim: int = 1,
     ) -> None:
         super().__init__(net, output, class_dim)
-        if not isinstance(scale, (int, float)) or not 1 <= scale <= LARGEST_SCALE:
-            raise ValueError(f"scale={scale!r} must be a number from 1 to {LARGEST_SCALE:g}.")
         self._members = Members(members)
-        self.members, self.scale = self._members.count, float(scale)
+        self.members = self._members.count
+        self.scale = number("scale", scale, least=1, most=LARGEST_SCALE)
         self.seed = whole_number("seed", seed)
         if not _maskable(net):
             raise ValueError(

@@ -14,7 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from abnn.baselines.members import Members, change_first
 from abnn.baselines.method import Method
-from abnn.draws import chunks, generator, whole_number
+from abnn.draws import chunks, generator, number, whole_number
 from abnn.outputs import Inputs, Output
 from abnn.surgery import channel_dim, copied, weighted_layers
 
@@ -63,14 +63,12 @@ class MCDropout(Method):
         class_dim: int = 1,
     ) -> None:
         super().__init__(net, output, class_dim)
-        if p is not None and not (isinstance(p, (int, float)) and 0 <= p < 1):
-            raise ValueError(f"p={p!r} must be a rate from 0 to less than 1.")
+        self.p = None if p is None else number("p", p, least=0, below=1)
         if not _dropouts(net, p) and len(weighted_layers(net)) < 2:
             raise ValueError(
                 f"The {type(net).__name__} has no dropout, and no layer but its first to add it "
                 "to; give a network with dropout or with more layers."
             )
-        self.p = None if p is None else float(p)
         self._members = Members(2)  # how many a trial takes; a pass says how many there are
         self._draws = _Draws(self._members)
         self.net = copied(net)

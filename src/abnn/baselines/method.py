@@ -11,9 +11,11 @@ from typing import Any, ClassVar, Self
 from torch import Tensor, nn
 
 from abnn.baselines.inference import inference
+from abnn.draws import whole_number
 from abnn.outputs import Inputs, Output, call, logits_of
 from abnn.prediction import Prediction, PredictionStream
 from abnn.store import network_fingerprint, structure_of, write_artifact
+from abnn.surgery import check_network
 from abnn.train import cross_entropy
 
 KIND, TENSORS = "abnn method", "method.safetensors"
@@ -40,7 +42,14 @@ class Method(nn.Module):
 
     def __init__(self, net: object, output: Output | None = None, class_dim: int = 1) -> None:
         super().__init__()
-        self.output, self.class_dim = output, class_dim
+        if isinstance(net, nn.Module) or not hasattr(net, "predict"):
+            check_network(net)
+        if output is not None and not callable(output):
+            raise TypeError(
+                f"output={output!r} is no function; give one that takes what the network returns, "
+                "and returns the logits."
+            )
+        self.output, self.class_dim = output, whole_number("class_dim", class_dim)
         self._seconds: float | None = None if self.shared is None else 0.0
         self._given, self._structure = (0, 0), ""
         if isinstance(net, nn.Module):
@@ -165,6 +174,19 @@ class Method(nn.Module):
     def _is_shared(self, parameter: Tensor) -> bool:
         held = getattr(self, self.shared) if self.shared else None
         return isinstance(held, nn.Module) and any(parameter is p for p in held.parameters())
+
+
+def several(what: str, things: Any) -> list[Any]:
+    """What an ensemble is made of, as a list; one module alone is refused, even if it has parts.
+
+    >>> several("networks", nn.Sequential(nn.Linear(3, 2)))
+    Traceback (most recent call last):
+    TypeError: A list of networks is needed, not a Sequential.
+    """
+    alone = isinstance(things, nn.Module) and not isinstance(things, nn.ModuleList)
+    if alone or not isinstance(things, Iterable):
+        raise TypeError(f"A list of {what} is needed, not a {type(things).__name__}.")
+    return list(things)
 
 
 def _size(module: nn.Module) -> int:

@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 from abnn.baselines.inference import inference
 from abnn.baselines.method import Method
 from abnn.baselines.resizing import blame, ends, resize, running
-from abnn.draws import whole_number
+from abnn.draws import number, whole_number
 from abnn.folding import first_tensor, head, take
 from abnn.outputs import Inputs, Output, arguments
 from abnn.surgery import channel_dim, copied, weighted_layers, widths
@@ -59,9 +59,8 @@ class MIMO(Method):
         super().__init__(net, output, class_dim)
         self.members = whole_number("members", members, least=1)
         self.batch_repetition = whole_number("batch_repetition", batch_repetition, least=1)
-        if not 0 <= rho <= 1:
-            raise ValueError(f"rho={rho!r} is a share of the batch; give a number from 0 to 1.")
-        self.rho, self.first, self.last = float(rho), first, last
+        self.rho = number("rho", rho, least=0, most=1)
+        self.first, self.last = first, last
         self._first, self._last = ends(net, first, last)
         self.net = copied(net)
         layers, M = weighted_layers(self.net), self.members

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from abnn.baselines.method import Method
+from abnn.baselines.method import Method, several
 from abnn.baselines.swag import SWAG
 from abnn.outputs import Inputs, Output
 from abnn.store import ArtifactError
@@ -34,7 +34,7 @@ class MultiSWAG(Method):
     """
 
     def __init__(self, swags: Iterable[SWAG], fit_seconds: float | None = None) -> None:
-        swags = list(swags)
+        swags = several("SWAGs", swags)
         if len(swags) == 0:
             raise ValueError("The MultiSWAG has no SWAGs; give at least one.")
         for swag in swags:

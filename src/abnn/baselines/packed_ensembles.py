@@ -14,7 +14,7 @@ from torch.func import functional_call, vmap
 from abnn.baselines.inference import inference
 from abnn.baselines.method import Method
 from abnn.baselines.resizing import blame, ends, narrow, running
-from abnn.draws import whole_number
+from abnn.draws import number, whole_number
 from abnn.folding import agree, any_half, clone, head, no_fused_encoder, signature
 from abnn.order import random_states, set_random_states
 from abnn.outputs import Inputs, Output, arguments, logits_of
@@ -71,9 +71,8 @@ class PackedEnsembles(Method):
         super().__init__(net, output, class_dim)
         self.members = whole_number("members", members, least=1)
         self.gamma = whole_number("gamma", gamma, least=1)
-        if not 0 < alpha < math.inf:
-            raise ValueError(f"alpha={alpha!r} is not a positive number; 2 is usual.")
-        self.alpha, self.first, self.last = float(alpha), first, last
+        self.alpha = number("alpha", alpha, above=0)
+        self.first, self.last = first, last
         self._first, self._last = ends(net, first, last)
         self._kinds: dict[Any, bool] = {}
         self.net = copied(net)

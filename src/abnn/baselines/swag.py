@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +12,7 @@ from torch.nn.modules.batchnorm import _BatchNorm, _NormBase
 
 from abnn.baselines.method import Method
 from abnn.baselines.sampled import logits_with, noise_like
-from abnn.draws import whole_number
+from abnn.draws import number, whole_number
 from abnn.outputs import Inputs, Output
 from abnn.snapshots import snapshot_steps
 from abnn.surgery import copied, weighted_layers
@@ -75,9 +74,8 @@ class SWAG(Method):
         self.members = whole_number("members", members, least=1)
         self.refresh = None if refresh is None else whole_number("refresh", refresh, least=1)
         self.seed = whole_number("seed", seed)
-        self.start, self.scale = _number("start", start), _number("scale", scale)
-        if self.start >= 1:
-            raise ValueError(f"start={start!r} is not a share of the training below 1.")
+        self.start = number("start", start, least=0, below=1)
+        self.scale = number("scale", scale, least=0)
         weighted_layers(net)
         self.net = copied(net)
         weights, statistics = self._flat_weights(), flat(_statistics(self.net))
@@ -236,10 +234,3 @@ def _empty_statistics(norms: Mapping[str, _NormBase]) -> dict[str, Tensor]:
         for name, norm in norms.items()
         for key in ("running_mean", "running_var", "num_batches_tracked")
     }
-
-
-def _number(name: str, value: Any) -> float:
-    real = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not real or value < 0:
-        raise ValueError(f"{name}={value!r} is not a number of at least 0.")
-    return float(value)

@@ -11,7 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from abnn.baselines.method import Method
 from abnn.baselines.sampled import logits_with
-from abnn.draws import generator, whole_number
+from abnn.draws import generator, number, whole_number
 from abnn.outputs import Inputs, Output
 from abnn.surgery import copied, weighted_layers
 
@@ -88,11 +88,13 @@ class TRADI(Method):
     ) -> None:
         super().__init__(net, output, class_dim)
         self.features = whole_number("features", features, least=1)
-        self.lengthscale = _positive("lengthscale", lengthscale)
-        self.mean_noise = _positive("mean_noise", mean_noise)
-        self.variance_noise = _positive("variance_noise", variance_noise)
-        self.measurement_noise = _positive("measurement_noise", measurement_noise)
-        self.steps = bool(steps)
+        self.lengthscale = number("lengthscale", lengthscale, above=0)
+        self.mean_noise = number("mean_noise", mean_noise, above=0)
+        self.variance_noise = number("variance_noise", variance_noise, above=0)
+        self.measurement_noise = number("measurement_noise", measurement_noise, above=0)
+        if not isinstance(steps, bool):
+            raise ValueError(f"steps={steps!r} must be True or False.")
+        self.steps = steps
         weighted_layers(net)
         self.net = copied(net)
         weights = self._weights()
@@ -212,9 +214,3 @@ def kalman_step(
     """
     mean = torch.lerp(mean + step, weight, gains[0])
     return mean, torch.lerp(variance + step.square(), (weight - mean).square(), gains[1])
-
-
-def _positive(name: str, value: float) -> float:
-    if not (isinstance(value, (int, float)) and 0 < value < math.inf):
-        raise ValueError(f"{name}={value!r} must be a number above 0.")
-    return float(value)

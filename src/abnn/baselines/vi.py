@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from abnn.baselines.method import Method
 from abnn.baselines.sampled import logits_with, noise_like
-from abnn.draws import whole_number
+from abnn.draws import number, whole_number
 from abnn.outputs import Inputs, Output
 from abnn.surgery import copied, weighted_layers
 from abnn.train import cross_entropy
@@ -59,9 +59,9 @@ class VIBNN(Method):
         class_dim: int = 1,
     ) -> None:
         super().__init__(net, output, class_dim)
-        self.prior_std = _number("prior_std", prior_std)
-        self.init_std = _number("init_std", init_std)
-        self.kl_weight = _number("kl_weight", kl_weight, zero=True)
+        self.prior_std = number("prior_std", prior_std, above=0)
+        self.init_std = number("init_std", init_std, above=0)
+        self.kl_weight = number("kl_weight", kl_weight, least=0)
         self.examples = None if examples is None else whole_number("examples", examples, least=1)
         weights_of(net)
         self.net = copied(net)
@@ -158,11 +158,3 @@ def weights_of(net: nn.Module) -> dict[str, nn.Parameter]:
             own = dict(attention.named_parameters())
             wanted |= {id(p) for name, p in own.items() if name not in ("bias_k", "bias_v")}
     return {name: p for name, p in net.named_parameters() if id(p) in wanted}
-
-
-def _number(name: str, value: Any, zero: bool = False) -> float:
-    real = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not real or value < 0 or (value == 0 and not zero):
-        bound = "of at least 0" if zero else "above 0"
-        raise ValueError(f"{name}={value!r} is not a number {bound}.")
-    return float(value)
