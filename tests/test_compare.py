@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from abnn import Recipe
 from abnn.baselines import DeepEnsemble
@@ -123,7 +124,7 @@ def test_a_comparison_that_was_stopped_goes_on_and_ends_the_same(
 
 def test_what_is_done_is_not_done_again_and_more_can_be_added(tmp_path: Path) -> None:
     compare(setting(), tmp_path, methods=["single", "batch_ensemble"], seeds=[0])
-    untouchable = setting(train=Stops(batches(0), 1))
+    untouchable = setting(train=Stops(batches(0), 2))  # after a look at its first batch
     first = compare(untouchable, tmp_path, methods=["batch_ensemble", "single"], seeds=[0])
     more = compare(setting(), tmp_path, methods=FEW, seeds=[0, 1])
     assert more.evaluations["Single model"][0] == first.evaluations["Single model"][0]
@@ -147,11 +148,14 @@ def test_several_processes_find_what_one_finds(tmp_path: Path) -> None:
     assert figures(tmp_path / "one") == figures(tmp_path / "two")
 
 
-def test_a_training_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [ValueError, TypeError, KeyError, AttributeError])
+def test_a_training_that_fails_is_told_and_the_others_go_on(
+    tmp_path: Path, kind: type[Exception]
+) -> None:
     class Odd(nn.Sequential):
         def forward(self, x: Tensor) -> Tensor:
             if any(hasattr(part, "ensemble_r") for part in self.modules()):
-                raise ValueError("no factors here; leave them out.")
+                raise kind("no factors here; leave them out.")
             return super().forward(x)  # type: ignore[no-any-return, no-untyped-call]
 
     given = setting(build=lambda: Odd(*network()))
@@ -167,11 +171,16 @@ def test_a_training_that_fails_is_told_and_the_others_go_on(tmp_path: Path) -> N
         ({"members": 3}, {}, r"other settings \(members\)"),
         ({"recipe": RECIPE.with_(lr=0.1)}, {}, r"other settings \(recipe\)"),
         ({"test": batches(7)}, {}, r"other settings \(test\)"),
+        ({"train": batches(7)}, {}, r"other settings \(train\)"),
+        ({"validation": batches(7)}, {}, r"other settings \(validation\)"),
+        ({"ood": {"far": batches(7)}}, {}, r"other settings \(ood far\)"),
+        ({"ood": {}}, {}, r"other settings \(ood\)"),
         ({"build": partial(network, 9)}, {}, r"other settings \(network\)"),
         ({}, {"methods": ["abn"]}, "no method 'abn'; the nearest is 'abnn'"),
         ({}, {"methods": []}, "no method to compare"),
         ({}, {"seeds": []}, "one or more different"),
         ({}, {"seeds": [1, 1]}, "one or more different"),
+        ({}, {"seeds": 0}, "seeds=0 must be one or more different"),
         ({}, {"jobs": 0}, "jobs"),
         ({"test": []}, {}, "test data is empty"),
     ],
@@ -191,3 +200,14 @@ def test_members_and_samples_are_checked() -> None:
         with pytest.raises(ValueError, match=r"members|samples|map names"):
             setting(**wrong)
     assert setting(members=3, samples=16).samples_each == 6
+
+
+def test_data_that_is_shuffled_is_known_again(tmp_path: Path) -> None:
+    def shuffled(seed: int) -> DataLoader[Any]:
+        x, y = (torch.cat(parts) for parts in zip(*batches(seed), strict=True))
+        return DataLoader(TensorDataset(x, y), batch_size=12, shuffle=True)
+
+    compare(setting(train=shuffled(0)), tmp_path, methods="single", seeds=[0])
+    compare(setting(train=shuffled(0)), tmp_path, methods="single", seeds=[0])
+    with pytest.raises(ValueError, match=r"other settings \(train\)"):
+        compare(setting(train=shuffled(7)), tmp_path, methods="single", seeds=[0])

@@ -10,13 +10,14 @@ import json
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -27,6 +28,7 @@ from abnn.draws import whole_number
 from abnn.evaluate import evaluate
 from abnn.evaluation import Evaluation
 from abnn.files import write
+from abnn.order import randomness_kept, seed_epoch
 from abnn.progress import Progress
 from abnn.record import RECORD, Record, Recorded
 from abnn.rundir import data_digest
@@ -94,6 +96,8 @@ def compare(
     (['Single model', 'ABNN'], 2)
     """
     entries, folder = chosen(methods), Path(run)
+    if not isinstance(seeds, Iterable):
+        raise ValueError(f"seeds={seeds!r} must be one or more different numbers.")
     seeds = [whole_number("seed", seed, least=0) for seed in seeds]
     if not seeds or len(set(seeds)) < len(seeds):
         raise ValueError(f"seeds={list(seeds)} must be one or more different numbers.")
@@ -102,7 +106,7 @@ def compare(
     failed = _all(setting, folder, _waves(entries, seeds, setting), jobs, progress)
     evaluations = _read(folder, entries, seeds, setting)
     if not any(e for rows in evaluations.values() for e in rows):
-        raise RuntimeError(f"Nothing could be compared: {'; '.join(failed.values())}")
+        raise RuntimeError(f"Nothing could be compared: {' '.join(dict.fromkeys(failed.values()))}")
     table = table_of(evaluations, list(setting.ood))
     for name, text in (
         ("table.txt", table.to_text()),
@@ -231,8 +235,9 @@ def _do(setting: Setting, folder: Path, task: Task) -> str:
             trial.base(task.network)
         elif not (_record(trial.folder, task.method) / RECORD).is_file():
             _evaluate(trial, task.method)
-    except (ValueError, FloatingPointError, RuntimeError, ImportError) as error:
-        return str(error)
+    except Exception as error:  # whatever a network does with a method: the others go on
+        told = isinstance(error, (ValueError, FloatingPointError, RuntimeError, ImportError))
+        return str(error) if told and str(error) else f"{type(error).__name__}: {error}"
     return ""
 
 
@@ -289,8 +294,10 @@ def _record(folder: Path, name: str) -> Path:
 
 def _claim(folder: Path, setting: Setting) -> None:
     """Let a directory hold one comparison only, to which methods and seeds may be added."""
-    batch = next(iter(setting.test), None)
-    if batch is None:
+    data = {"train": setting.train, "validation": setting.validation, "test": setting.test}
+    data |= {f"ood {name}": loader for name, loader in setting.ood.items()}
+    digests = {name: _first_batch(loader) for name, loader in data.items()}
+    if not digests["test"]:
         raise ValueError("The test data is empty: there is nothing to compare on.")
     plain = {
         "recipe": setting.recipe.to_dict(),
@@ -298,14 +305,14 @@ def _claim(folder: Path, setting: Setting) -> None:
         "members": setting.members,
         "samples": setting.samples,
         "network": structure_of(setting.build()),
-        "test": data_digest(batch),
         "ood": list(setting.ood),
+        **digests,
     }
     here = json.loads(json.dumps(plain))
     file = folder / SETTING
     if file.is_file():
         before = json.loads(file.read_bytes())
-        changed = [name for name in here if here[name] != before.get(name)]
+        changed = [name for name in here if here[name] != before.get(name, here[name])]
         if changed:
             raise ValueError(
                 f"{folder} holds a comparison with other settings ({', '.join(changed)}); use "
@@ -316,3 +323,11 @@ def _claim(folder: Path, setting: Setting) -> None:
         raise ValueError(f"run={str(folder)!r} is a file; give a directory.")
     folder.mkdir(parents=True, exist_ok=True)
     write(file, (json.dumps(here, indent=2) + "\n").encode())
+
+
+def _first_batch(loader: Iterable[Any]) -> str:
+    """What identifies data: a digest of its first batch, in an order that is always the same."""
+    with randomness_kept(loader):
+        seed_epoch(loader, 0, 0)
+        batch = next(iter(loader), None)
+    return "" if batch is None else data_digest(batch)
