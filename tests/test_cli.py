@@ -10,12 +10,16 @@ from pathlib import Path
 
 import pytest
 import torchvision
+from typer.main import get_command
 
 import abnn
 from abnn.cli import run
+from abnn.cli.app import app
+from abnn.cli.options import DATA, NETWORK
 from abnn.progress import Progress
+from commands import lines_of, parse
 
-NETWORK = """
+MODULE = """
 from torch import nn
 from abnn.progress import Progress
 
@@ -42,7 +46,7 @@ number = 7
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The current directory, with a module of the user in it."""
-    (tmp_path / "mynets.py").write_text(NETWORK)
+    (tmp_path / "mynets.py").write_text(MODULE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "mynets", raising=False)
     return tmp_path
@@ -53,12 +57,63 @@ def test_the_version_is_the_librarys(capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out == f"abnn {abnn.__version__}\n"
 
 
-@pytest.mark.parametrize(
-    "args", [[], ["--help"], ["demo", "--help"], ["fit", "--help"], ["inspect", "--help"]]
-)
-def test_help_has_an_example(args: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+COMMANDS = list(get_command(app).commands)  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("args", [[], ["--help"], *([name, "--help"] for name in COMMANDS)])
+def test_help_fits_a_terminal_and_has_an_example_that_runs(
+    args: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert run(args) == 0
-    assert f"Example: abnn {args[0] if len(args) > 1 else 'demo'}" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert max(map(len, told.splitlines())) <= 80
+    examples = lines_of(told.partition("Example:")[2])
+    assert examples
+    for line in examples:
+        parse(line)
+    assert args[:1] in ([], ["--help"]) or examples[0].split()[1] == args[0]
+
+
+def test_help_names_every_source_of_networks(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["fit", "--help"]) == 0
+    told = " ".join(capsys.readouterr().out.split())
+    assert NETWORK in told
+    assert DATA in told
+
+
+def test_every_command_is_summed_up_in_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["--help"]) == 0
+    rows = capsys.readouterr().out.partition("Commands:\n")[2].splitlines()
+    assert [row.split()[0] for row in rows] == COMMANDS
+    assert all(row.endswith(".") and not row.endswith("...") for row in rows)
+
+
+def test_an_option_of_one_name_is_written_alike_everywhere() -> None:
+    found: dict[str, set[tuple[str, ...]]] = {}
+    for command in get_command(app).commands.values():  # type: ignore[attr-defined]
+        for option in command.params:
+            if option.opts[0].startswith("--"):
+                found.setdefault(option.opts[0], set()).add(tuple(option.opts))
+    assert {name: ways for name, ways in found.items() if len(ways) > 1} == {}
+    assert found["--out"] == {("--out", "-o")}
+
+
+@pytest.mark.parametrize("args", [["recipes"], ["recipes", "--json"]])
+def test_a_reader_that_has_seen_enough_is_no_mistake(args: list[str]) -> None:
+    code = """
+import os, sys
+read, write = os.pipe()
+os.close(read)
+os.dup2(write, 1)
+from abnn.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code, *args], capture_output=True, text=True)
+    assert done.stderr == ""
 
 
 def test_inspect_prints_the_table(capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,6 +154,7 @@ def test_inspect_finds_a_builder_in_the_current_directory(
     ("args", "sentence"),
     [
         (["inspcet"], "No such command 'inspcet'"),
+        (["fit", "--lrr", "1"], "; see abnn fit --help."),
         (["inspect"], "Missing argument 'NETWORK'"),
         (["inspect", "resnet18"], "write zoo:NAME"),
         (["inspect", "torchvision:resnet81"], "the nearest is 'resnet18'"),

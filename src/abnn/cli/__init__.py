@@ -67,7 +67,8 @@ def _usage(error: Exception) -> str | None:
     if form is None:
         return None
     message = str(form()).rstrip(".")
-    return message if message.endswith("?") else f"{message}; see abnn --help."
+    asked = getattr(getattr(error, "ctx", None), "command_path", "abnn")
+    return message if message.endswith("?") else f"{message}; see {asked} --help."
 
 
 def _mistaken(message: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import cleandoc
 from typing import Annotated
 
 import typer
@@ -22,7 +23,8 @@ from abnn.cli import (
     tune,
 )
 
-app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+# Plain help: frames leave no room for a source's name at 80 columns, and [@WEIGHTS] is no markup.
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False, rich_markup_mode=None)
 # In the order in which they are used.
 for command in (
     demo,
@@ -37,7 +39,10 @@ for command in (
     report,
     compare,
 ):
-    app.command(command.__name__.rpartition(".")[2].replace("_", "-"))(command.command)
+    name = command.__name__.rpartition(".")[2].replace("_", "-")
+    # \b keeps the lines of the paragraph that it stands before, so that they can be copied.
+    about = cleandoc(command.command.__doc__ or "").replace("\nExample:", "\n\b\nExample:")
+    app.command(name, help=about)(command.command)
 
 
 def _version(asked: bool) -> None:
@@ -70,7 +75,11 @@ def options(
         ),
     ] = None,
 ) -> None:
-    """Turn a trained PyTorch network into a Bayesian one, and know when to trust it.
+    r"""Make trained PyTorch networks Bayesian, and know when to trust them.
 
-    Example: abnn demo
+    abnn COMMAND --help tells more of each, with an example.
+
+    \b
+    Example:
+      abnn demo
     """

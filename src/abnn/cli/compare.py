@@ -12,6 +12,7 @@ import typer
 from abnn.cli.options import (
     DATA,
     NETWORK,
+    BatchSize,
     Json,
     Limit,
     Mean,
@@ -41,11 +42,14 @@ from abnn.zoo import build
 
 
 def command(
+    out: Annotated[
+        Path,
+        typer.Option(
+            "--out", "-o", file_okay=False, help="The run directory; the table lands there."
+        ),
+    ],
     model: Annotated[str, typer.Option(help=NETWORK)],
     data: Annotated[str, typer.Option(help=DATA)],
-    out: Annotated[
-        Path, typer.Option(file_okay=False, help="The run directory; the table lands there.")
-    ],
     ood: Ood = None,
     test: Annotated[
         str | None, typer.Option(help="Test data, where it is not with --data; written alike.")
@@ -72,7 +76,7 @@ def command(
     ] = None,
     epochs: Annotated[float | None, typer.Option(help="Of training from scratch.")] = None,
     lr: Annotated[float | None, typer.Option(help="Of training from scratch.")] = None,
-    batch_size: Annotated[int | None, typer.Option(min=1, help="Examples a step.")] = None,
+    batch_size: BatchSize = None,
     flip: Annotated[
         bool, typer.Option("--flip", help="Mirror half of the training images.")
     ] = False,
@@ -84,12 +88,13 @@ def command(
     report: Annotated[bool, typer.Option(help="Write report.html beside the table.")] = True,
     as_json: Json = False,
 ) -> None:
-    """Compare methods: train what is needed, evaluate all, print the paper's table.
+    """Compare methods: train and evaluate all, print the table.
 
     What is done is kept, so the same command goes on where it was stopped, and methods or
     seeds can be added to it later. The table is written as text, CSV, LaTeX and JSON.
 
-    Example: abnn compare --model zoo:small_resnet --data npz:mnist.npz --out runs/compare
+    Example:
+      abnn compare --model zoo:small_resnet --data npz:data.npz --out runs/compare
     """
     overrides = {"epochs": epochs, "lr": lr, "batch_size": batch_size}
     with mistakes_told("Stopped; the same command goes on from here.", ImportError, RuntimeError):

@@ -16,9 +16,9 @@ from abnn.demo.text import SHADES
 
 
 def command(
-    out: Annotated[Path, typer.Option(file_okay=False, help="Where everything is written.")] = Path(
-        "abnn-demo"
-    ),
+    out: Annotated[
+        Path, typer.Option("--out", "-o", file_okay=False, help="Where everything is written.")
+    ] = Path("abnn-demo"),
     seed: Annotated[
         int, typer.Option(min=0, max=2**31 - 1, help="Other data and networks.")
     ] = SEED,
@@ -26,13 +26,14 @@ def command(
         bool, typer.Option("--quick", help="Take seconds; the numbers mean little.")
     ] = False,
 ) -> None:
-    """Make a classifier of handwritten digits Bayesian, and compare.
+    """See what it does for a classifier of handwritten digits.
 
-    It is compared with the network alone, temperature scaling and an ensemble:
+    It is made Bayesian, and compared with the network alone, temperature scaling and an ensemble:
     are they right, are they as sure as they should be, and do they notice digits
     they never saw and photographs? Offline; takes about two minutes.
 
-    Example: abnn demo --out abnn-demo --seed 1
+    Example:
+      abnn demo --out runs/demo --seed 1
     """
     console = Console(highlight=False, soft_wrap=True)
     try:

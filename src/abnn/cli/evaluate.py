@@ -65,12 +65,13 @@ def command(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Score a run on test data and, if given, on out-of-distribution data.
+    """Score a run on test data, and on out-of-distribution data.
 
     An ABNN is scored beside its network alone. What was predicted is kept in
     RUN/evaluation, which abnn report shows. Works under torchrun.
 
-    Example: abnn evaluate runs/mine --ood svhn=svhn && abnn report runs/mine
+    Example:
+      abnn evaluate runs/mine --ood svhn=svhn
     """
     choices = Choices(model, weights, mean, std, size, skip_broken)
     found: dict[str, Evaluation] = {}

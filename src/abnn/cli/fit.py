@@ -13,6 +13,7 @@ import abnn
 from abnn.cli import CommandError
 from abnn.cli.options import (
     DATA,
+    BatchSize,
     Checkpoints,
     Json,
     Mean,
@@ -36,7 +37,9 @@ from abnn.recipe import Recipe, overridden
 def command(
     out: Annotated[
         Path,
-        typer.Option(file_okay=False, help="The run directory; the result lands there."),
+        typer.Option(
+            "--out", "-o", file_okay=False, help="The run directory; the result lands there."
+        ),
     ],
     model: NetworkName = None,
     data: Annotated[str | None, typer.Option(help=DATA)] = None,
@@ -58,9 +61,7 @@ def command(
     epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
     steps: Annotated[int | None, typer.Option(help="Steps, instead of epochs.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate.")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Examples a step, over all processes.")
-    ] = None,
+    batch_size: BatchSize = None,
     seed: Annotated[int | None, typer.Option(help="Of data order, noise and prior.")] = None,
     split: Annotated[
         str | None, typer.Option(help="What processes share: data or modes; default: what fits.")
@@ -75,14 +76,15 @@ def command(
     ] = 0,
     as_json: Json = False,
 ) -> None:
-    """Make a trained network Bayesian: fit the modes of its norms to data.
+    """Make a trained network Bayesian: fit modes of its norms.
 
     The network may be the folder of a training (--weights), whose data and
-    normalisation are then known. The same command goes on where a fit was stopped.
-    Under torchrun, all processes share the work:
-    torchrun --nproc-per-node 4 -m abnn fit ...
+    normalisation are then known. The same command goes on where it was stopped.
+    Works under torchrun, as torchrun --nproc-per-node 4 -m abnn fit ...
 
-    Example: abnn fit --model timm:resnet18 --weights net.pt --data npz:train.npz --out run
+    Example:
+      abnn fit --weights runs/base --out runs/mine
+      abnn fit --model zoo:resnet56 --weights net.pt --data cifar10 -o runs/mine
     """
     values = {
         "modes": modes, "alpha": alpha, "noise": noise, "stats": stats, "epochs": epochs,

@@ -9,20 +9,21 @@ from typing import Annotated
 import typer
 
 import abnn
-from abnn.cli.options import NETWORK, mistakes_told
+from abnn.cli.options import NETWORK, Json, mistakes_told
 from abnn.zoo import build
 
 
 def command(
     network: Annotated[str, typer.Argument(metavar="NETWORK", help=NETWORK)],
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
+    as_json: Json = False,
 ) -> None:
-    """List the norms of a network, and what abnn.convert does with each.
+    """List the norms of a network, and what becomes of each.
 
     The network is built with random weights; nothing is downloaded, but for the
     description of a network on the hub.
 
-    Example: abnn inspect torchvision:resnet18
+    Example:
+      abnn inspect timm:convnext_tiny.fb_in1k
     """
     with mistakes_told("Stopped.", ImportError):
         inspection = abnn.inspect(build(network))

@@ -37,6 +37,10 @@ Ood = Annotated[
 Samples = Annotated[str, typer.Option(help="Draws of every mode, or auto: what an input needs.")]
 Seed = Annotated[int, typer.Option(min=0, help="Of the draws.")]
 Batch = Annotated[int, typer.Option("--batch-size", min=1, help="Inputs a batch.")]
+BatchSize = Annotated[
+    int | None,
+    typer.Option("--batch-size", min=1, help="Examples a step, over all processes."),
+]
 Workers = Annotated[int, typer.Option(min=0, help="Processes that load data.")]
 Limit = Annotated[
     int | None, typer.Option(min=1, help="Only the first so many inputs of each data set.")
@@ -106,6 +110,8 @@ def mistakes_told(stopped: str, *more: type[Exception]) -> Iterator[None]:
     mistakes: tuple[type[Exception], ...] = (ValueError, TypeError, *more)
     try:
         yield
+    except BrokenPipeError:  # by head, which has seen enough; typer ends quietly
+        raise
     except mistakes as error:
         raise CommandError(_sentence(error)) from error
     except OSError as error:

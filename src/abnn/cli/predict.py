@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import tempfile
 from pathlib import Path
@@ -41,7 +40,7 @@ def command(
     inputs: Annotated[
         list[str],
         typer.Argument(
-            metavar="INPUTS...", help="Image files, folders of them, or data such as npz:PATH."
+            metavar="INPUTS", help="Image files, folders of them, or data such as npz:PATH."
         ),
     ],
     out: Annotated[
@@ -73,12 +72,14 @@ def command(
     workers: Workers = 0,
     skip_broken: SkipBroken = False,
 ) -> None:
-    """Predict files: label, confidence, uncertainties, and whether to abstain.
+    """Predict files: labels, uncertainties, whether to abstain.
 
     The threshold to abstain at is best found on the page of abnn report. Works
     under torchrun, which shares the files among processes.
 
-    Example: abnn predict runs/mine photos/ --out predictions.csv --abstain "confidence<0.8"
+    Example:
+      abnn predict runs/mine photos/ --out predictions.csv
+      abnn predict runs/mine photos/ --abstain "confidence<0.8"
     """
     choices = Choices(model, weights, mean, std, size, skip_broken)
     team = world()
@@ -125,7 +126,4 @@ def _tell(table: Table, out: Path | None) -> None:
             f"Written to {out}."
         )
     else:
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError:  # as by head, which has seen enough
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.stdout.flush()

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from abnn.cli.options import mistakes_told
+from abnn.cli.options import Json, Set, mistakes_told
 from abnn.recipe import Recipe, names, overridden
 from abnn.table import aligned
 
@@ -18,18 +18,17 @@ def command(
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="A recipe by name, or a TOML file.")
     ] = None,
-    changes: Annotated[
-        list[str] | None,
-        typer.Option("--set", help="Replace a value of the recipe, as lr=0.1; once for each."),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    changes: Set = None,
+    as_json: Json = False,
 ) -> None:
-    """List the recipes of the paper, or print one as the text of a TOML file.
+    """List the paper's recipes, or print one as a TOML file.
 
     Each is a row of one of the paper's two tables of hyper-parameters: of
     training from scratch, or of ABNN.
 
-    Example: abnn recipes cifar10-resnet50 --set lr=0.01 > mine.toml
+    Example:
+      abnn recipes
+      abnn recipes cifar10-resnet50 --set lr=0.01 > mine.toml
     """
     with mistakes_told("Stopped."):
         if name is not None:

@@ -13,7 +13,7 @@ from abnn.cli.options import mistakes_told
 def command(
     runs: Annotated[
         list[Path],
-        typer.Argument(metavar="RUN...", help="Directories with evaluation/NAME/, or records."),
+        typer.Argument(metavar="RUN", help="Directories with evaluation/NAME/, or records."),
     ],
     out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="The page.")] = Path(
         "report.html"
@@ -31,12 +31,13 @@ def command(
         int, typer.Option(min=1, help="Resampled sets behind every interval.")
     ] = 1000,
 ) -> None:
-    """Show what was evaluated on one page: is it better, when can it be trusted, what does it cost?
+    """Show what was evaluated on one page.
 
-    The page is a single file that opens from disk, without a network. Several runs are shown side
-    by side. What it reads is written by abnn.evaluate(..., record="RUN/evaluation/NAME").
+    Is it better, when can it be trusted, what does it cost? The page is a single file
+    that opens from disk, without a network. Several runs are shown side by side.
 
-    Example: abnn report runs/convnext -o report.html --figures figures
+    Example:
+      abnn report runs/mine --figures figures
     """
     from abnn.report import write_report
 

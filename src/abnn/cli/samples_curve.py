@@ -57,9 +57,12 @@ def command(
     skip_broken: SkipBroken = False,
     as_json: Json = False,
 ) -> None:
-    """Measure what 1, 2, 4, ... draws of every mode are worth, and say how many are enough.
+    """Find out how many draws of every mode are enough.
 
-    Example: abnn samples-curve runs/mine --data npz:val.npz --plot curve.png
+    Measures what 1, 2, 4 and so on are worth.
+
+    Example:
+      abnn samples-curve runs/mine --data npz:val.npz --plot curve.png
     """
     choices = Choices(model, weights, mean, std, size, skip_broken)
     with mistakes_told("Stopped; nothing was written.", ImportError, RuntimeError):

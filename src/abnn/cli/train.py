@@ -12,6 +12,7 @@ import abnn
 from abnn.cli import CommandError
 from abnn.cli.options import (
     DATA,
+    BatchSize,
     Checkpoints,
     Json,
     Mean,
@@ -44,7 +45,10 @@ from abnn.train import FROM_SCRATCH
 
 def command(
     out: Annotated[
-        Path, typer.Option(file_okay=False, help="The run directory; the network lands there.")
+        Path,
+        typer.Option(
+            "--out", "-o", file_okay=False, help="The run directory; the network lands there."
+        ),
     ],
     model: NetworkName = None,
     data: Annotated[str | None, typer.Option(help=DATA)] = None,
@@ -66,9 +70,7 @@ def command(
     changes: Set = None,
     epochs: Annotated[float | None, typer.Option(help="Passes over the data.")] = None,
     lr: Annotated[float | None, typer.Option(help="Learning rate at the start.")] = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Examples a step, over all processes.")
-    ] = None,
+    batch_size: BatchSize = None,
     seed: Annotated[int | None, typer.Option(help="Of weights and data order.")] = None,
     workers: Workers = 0,
     no_augmentation: NoAugmentation = False,
@@ -77,13 +79,14 @@ def command(
     checkpoint_seconds: Checkpoints = 30.0,
     as_json: Json = False,
 ) -> None:
-    """Train a network from random weights, or go on from the weights of a file.
+    """Train a network, from random weights or those of a file.
 
     Classes and channels are those of the data. abnn fit and abnn evaluate take the
     run directory and know the network, its classes and its normalisation from it.
     The same command goes on where it was stopped. Works under torchrun.
 
-    Example: abnn train --model zoo:small_resnet --data npz:mnist.npz --epochs 10 --out runs/base
+    Example:
+      abnn train --model zoo:small_resnet --data npz:data.npz --out runs/base
     """
     values = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "seed": seed}
     choices = Choices(model, weights, mean, std, size, skip_broken)

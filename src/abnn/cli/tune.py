@@ -12,6 +12,7 @@ import abnn
 from abnn.cli import CommandError
 from abnn.cli.options import (
     DATA,
+    BatchSize,
     Json,
     Mean,
     NetworkName,
@@ -33,7 +34,10 @@ from abnn.recipe import Recipe, overridden
 
 def command(
     out: Annotated[
-        Path, typer.Option(file_okay=False, help="The run directory; recipe.toml lands there.")
+        Path,
+        typer.Option(
+            "--out", "-o", file_okay=False, help="The run directory; recipe.toml lands there."
+        ),
     ],
     model: NetworkName = None,
     data: Annotated[str | None, typer.Option(help=DATA)] = None,
@@ -52,24 +56,30 @@ def command(
     no_augmentation: NoAugmentation = False,
     lr: Annotated[str, typer.Option(help="Lowest and highest learning rate.")] = "1e-4,0.1",
     alpha: Annotated[str, typer.Option(help="Lowest and highest alpha.")] = "3e-4,0.1",
+    batch_size: BatchSize = None,
+    seed: Annotated[int | None, typer.Option(help="Of the pairs, and as of abnn fit.")] = None,
     trials: Annotated[int, typer.Option(min=1, help="How many pairs are tried.")] = 9,
     samples: Annotated[int, typer.Option(min=1, help="Draws per mode of a prediction.")] = 8,
     workers: Workers = 0,
     skip_broken: SkipBroken = False,
     as_json: Json = False,
 ) -> None:
-    """Find the learning rate and alpha with the best validation NLL.
+    """Find a learning rate and alpha by validation NLL.
 
     Many short fits, of which the best third goes on three times as long. Test
     and out-of-distribution data are never looked at. The same command goes on
     where a search was stopped.
 
-    Example: abnn tune --model timm:resnet18 --weights net.pt --data npz:train.npz --out tuned
+    Example:
+      abnn tune --weights runs/base --out runs/tuned
+      abnn fit --weights runs/base --recipe runs/tuned/recipe.toml --out runs/mine
     """
     choices = Choices(model, weights, mean, std, size, skip_broken)
     stopped = "Stopped; the same command goes on from here."
     with mistakes_told(stopped, FloatingPointError, ImportError, RuntimeError):
         base = overridden(Recipe.load(recipe) if recipe else Recipe(), changes or ())
+        values = {"batch_size": batch_size, "seed": seed}
+        base = base.with_(**{name: v for name, v in values.items() if v is not None})
         if no_augmentation:
             base = base.with_(augmentation=())
         task, source = fitted_task(choices, base, data)
