@@ -188,3 +188,36 @@ def test_damaged_losses_are_refused(tmp_path: Path, text: str, message: str) -> 
     (tmp_path / "losses.csv").write_text(text)
     with pytest.raises(ValueError, match=message):
         read_losses(tmp_path)
+
+
+@pytest.mark.parametrize("made_before", [False, True])
+def test_a_fit_that_fails_at_once_does_not_claim_its_directory(
+    tmp_path: Path, made_before: bool
+) -> None:
+    run = tmp_path / "run"
+    if made_before:
+        run.mkdir()
+    wrong = [(torch.randn(8, 5), torch.zeros(8, dtype=torch.long))]  # of another shape
+    with pytest.raises(RuntimeError):
+        abnn.fit(abnn.convert(mlp(), modes=2), wrong, steps=1, run=run)
+    assert run.exists() == made_before
+    abnn.fit(abnn.convert(mlp(), modes=3), data(), steps=2, run=run)
+    assert (run / "modes.safetensors").is_file()
+
+
+def test_runs_of_other_kinds_are_named_and_kept(tmp_path: Path) -> None:
+    net, loader = mlp(), data()
+    abnn.train(mlp(), loader, steps=1, run=tmp_path / "base")
+    abnn.fit(abnn.convert(net), loader, steps=1, run=tmp_path / "fit")
+    abnn.tune(net, loader, loader, steps=1, trials=1, run=tmp_path / "search")
+    kept = {file: file.read_bytes() for file in tmp_path.rglob("*.toml")}
+    wrong = {"base": "base holds a training", "search": "holds a search of tune"}
+    for name, told in wrong.items():
+        with pytest.raises(ValueError, match=f"{told}; use another run directory"):
+            abnn.fit(abnn.convert(net), loader, steps=1, run=tmp_path / name)
+    with pytest.raises(ValueError, match="fit holds a fit of an ABNN; use another"):
+        abnn.train(mlp(), loader, steps=1, run=tmp_path / "fit")
+    for name in ("base", "fit"):
+        with pytest.raises(ValueError, match="give the search a directory of its own"):
+            abnn.tune(net, loader, loader, steps=1, trials=1, run=tmp_path / name)
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*.toml")} == kept

@@ -22,12 +22,12 @@ from abnn.digests import digest
 from abnn.distributed import World
 from abnn.files import write
 from abnn.journal import LOSSES as LOSSES
-from abnn.journal import LR, Journal
+from abnn.journal import LR, RECIPE, RUN, Journal
 from abnn.model import ABNN
 from abnn.recipe import Recipe
 from abnn.snapshots import FOLDER, bring_snapshots, write_snapshot
 
-SETTINGS, CHECKPOINT = "fit.json", "checkpoint.safetensors"
+SETTINGS, CHECKPOINT, SEARCH = "fit.json", "checkpoint.safetensors", "tune.json"
 
 Place = tuple[int, int, int]  # steps done, epoch, batches of this epoch done
 
@@ -114,6 +114,7 @@ class RunDirectory:
         self.journal, self.columns = journal, columns
         self.snapshots, self.network = snapshots, settings["network"]
         self.writes = rank == 0 or modes is not None
+        self.claimed = self.made = False
         name = CHECKPOINT if modes is None else f"checkpoint-{modes.start}-{modes.stop - 1}"
         self.file = (self.path / name).with_suffix(".safetensors")
         self.started = self.written = time.monotonic()
@@ -146,9 +147,13 @@ class RunDirectory:
                     f"{self.path / FOLDER} holds snapshots of a fit whose {SETTINGS} is gone; "
                     "delete them, or use another run directory."
                 )
+            if (self.path / SEARCH).exists():
+                raise ValueError(f"{self.path} holds a search of tune; use another run directory.")
             if self.writes:
+                self.made = not self.path.exists()
                 self.path.mkdir(parents=True, exist_ok=True)
                 write(file, (json.dumps(settings, indent=2) + "\n").encode())
+                self.claimed = True
 
     def _read(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         file = self.file
@@ -240,8 +245,17 @@ class RunDirectory:
         write(self.path / "fit.txt", f"{text}\n".encode())
 
     def close(self) -> None:
-        """Let go of open files, however the training ended."""
+        """Let go of open files, however the training ended.
+
+        One that failed before there was anything to go on from leaves the directory as it was, so
+        that what was wrong can be changed.
+        """
         self.journal.close()
+        if self.claimed and not any(self.path.rglob("*.safetensors")):
+            for name in (SETTINGS, RECIPE, RUN):
+                (self.path / name).unlink(missing_ok=True)
+            if self.made and not any(self.path.iterdir()):
+                self.path.rmdir()
 
 
 def check_settings(file: Path, settings: dict[str, Any], what: str = "a fit") -> bool:
@@ -258,6 +272,11 @@ def check_settings(file: Path, settings: dict[str, Any], what: str = "a fit") ->
         before = json.loads(file.read_bytes())
     except ValueError as error:
         raise ValueError(f"{file} is not valid JSON; use another run directory.") from error
+    if isinstance(before, dict) and ("method" in before) != ("method" in settings):
+        raise ValueError(
+            f"{file.parent} holds {'a training' if 'method' in before else 'a fit of an ABNN'}; "
+            "use another run directory."
+        )
     changed = _differences(before, settings)
     if changed:
         raise ValueError(
@@ -301,7 +320,7 @@ def _differences(before: Any, now: dict[str, Any]) -> list[str]:
             ]
         else:
             changed.append(words.get(key, f"{key} was {old} and now is {new}"))
-    return changed
+    return list(dict.fromkeys(changed))
 
 
 def columns_of_modes(modes: int) -> list[str]:

@@ -30,12 +30,14 @@ from abnn.fit import fit
 from abnn.order import randomness_kept, seed_epoch
 from abnn.progress import Progress
 from abnn.recipe import Recipe
+from abnn.rundir import SEARCH as SETTINGS
+from abnn.rundir import SETTINGS as FIT
 from abnn.rundir import check_settings, data_digest
 from abnn.steps import check_labels, chosen_recipe, number_of_steps
 from abnn.store import network_fingerprint
 from abnn.table import aligned
 
-SETTINGS, ROWS, RECIPE, RESULT = "tune.json", "validation.safetensors", "recipe.toml", "tune.txt"
+ROWS, RECIPE, RESULT = "validation.safetensors", "recipe.toml", "tune.txt"
 _ALPHA = 0.01  # the paper's, and that of `abnn.convert`
 
 
@@ -241,6 +243,10 @@ class _Search:
             "validation": self._first_batch(),
             **{key: list(v) if isinstance(v, tuple) else v for key, v in ranges.items()},
         }
+        if (self.run / FIT).exists():
+            raise ValueError(
+                f"{self.run} holds a training or a fit; give the search a directory of its own."
+            )
         if not check_settings(self.run / SETTINGS, settings, "a search"):
             self.run.mkdir(parents=True, exist_ok=True)
             write(self.run / SETTINGS, (json.dumps(settings, indent=2) + "\n").encode())

@@ -135,7 +135,7 @@ class Images(Dataset[Any]):
             raise ValueError(
                 f"{self.x.where(i)} is {size[0]} x {size[1]} large, and {self.x.where(0)} "
                 f"{self._own_size[0]} x {self._own_size[1]}; say to which size images are to be "
-                "brought (size of the view)."
+                "brought (size of the view; --size)."
             )
         return coloured(image, self.channels, self.x.where(i), self.grey_by_luminance)
 

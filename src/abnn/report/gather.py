@@ -144,8 +144,8 @@ def _sources(run: Path) -> list[Source]:
     records = [Recorded(file.parent) for file in sorted(run.glob(f"{EVALUATION}/*/{RECORD}"))]
     if not records:
         raise ValueError(
-            f"{run} holds no record of an evaluation; make one by abnn.evaluate(predictor, loader, "
-            f'record="{run / EVALUATION / "NAME"}").'
+            f"{run} holds no record of an evaluation; make one by abnn evaluate {run}, or by "
+            f'abnn.evaluate(predictor, loader, record="{run / EVALUATION / "NAME"}").'
         )
     return [Source(run, record) for record in sorted(records, key=lambda record: record.made)]
 
