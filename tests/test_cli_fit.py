@@ -84,7 +84,7 @@ def test_a_fit_writes_what_load_reads(here: Path, capsys: pytest.CaptureFixture[
     printed = capsys.readouterr().out
     assert printed.startswith("6 steps of 2 modes")
     assert "all modes" in printed
-    assert printed.endswith("Written to run.\n")
+    assert printed.endswith("Written to run; abnn evaluate run scores it.\n")
     from nets import mlp
 
     bnn = abnn.load("run", mlp())
@@ -187,7 +187,7 @@ def test_two_processes_end_like_one(here: Path) -> None:
         text=True,
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("Written to two.") == 1
+    assert done.stdout.count("Written to two;") == 1
     assert run([*command[2:], "--out", "one"]) == 0
     two, one = (banks(abnn.load(folder, cnn())) for folder in ("two", "one"))
     for name, tensor in one.items():

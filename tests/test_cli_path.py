@@ -48,6 +48,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     np.savez(folder / "data.npz", x_train=x, y_train=y, x_test=tx, y_test=ty)
     np.savez(folder / "noise.npz", x=np.random.default_rng(2).integers(0, 255, (9, 12, 12), "u1"))
     np.savez(folder / "val.npz", x_val=tx, y_val=ty)
+    np.savez(folder / "red.npz", x=np.zeros((3, 12, 12, 3), np.uint8), y=[0, 1, 2])
     (folder / "photos/more").mkdir(parents=True)
     for i, image in enumerate(tx[:5]):
         Image.fromarray(image).save(folder / "photos" / ("more" if i % 2 else ".") / f"{i}.png")
@@ -56,6 +57,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     try:
         assert run(TRAIN) == 0
         assert run(FIT) == 0
+        unscaled = [word for word in TRAIN if word not in ("--mean", "--std", "0.3")]
+        assert run([*unscaled[:-1], "unscaled"]) == 0
     finally:
         os.chdir(before)
     return folder
@@ -189,6 +192,19 @@ def test_all_formats_say_the_same(
     assert run([*command, "--overwrite"]) == 0
 
 
+def test_machines_read_predictions_from_standard_output(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["predict", "bayes", "photos", "--samples", "1", "--json"]
+    assert run(command) == 0
+    table = json.loads(capsys.readouterr().out)
+    assert [row["input"] for row in table][:2] == ["photos/0.png", "photos/2.png"]
+    assert run([*command, "--out", "machine.csv"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["out"], told["inputs"]) == ("machine.csv", 5)
+    assert told["abstained"] == sum(row["abstain"] for row in table)
+
+
 def test_a_broken_image_is_named_or_left_out(
     here: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -226,6 +242,11 @@ def test_a_curve_of_samples_is_printed_drawn_and_kept(
         (["evaluate", "bayes", "--samples", "0"], "--samples 0"),
         (["evaluate", "bayes", "--mean", "0.5"], "Give both --mean and --std"),
         (["evaluate", "bayes", "--size", "8,8,8"], "--size 8,8,8"),
+        (
+            ["evaluate", "bayes", "--data", "npz:red.npz"],
+            "The images have 3 channels, and the network takes 1",
+        ),
+        (["predict", "unscaled", "npz:red.npz"], "takes images of 1 channel, and these have 3"),
         (["predict", "bayes", "nowhere.png"], "no file or folder nowhere.png"),
         (["predict", "bayes", "photos", "--out", "p.txt"], "must end with .csv"),
         (["predict", "bayes", "photos", "--abstain", "confidence=1"], "is no rule"),

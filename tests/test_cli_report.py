@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,13 +28,13 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_page_and_figures_are_written(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["report", "run", "--figures", "pictures", "--replicates", "50"]) == 0
-    page = (here / "report.html").read_text()
+    page = (here / "run/report.html").read_text()
     assert page.lower().startswith("<!doctype html>")
     assert "plain" in page
     assert "other" in page
     kinds = {file.suffix for file in (here / "pictures").iterdir()}
     assert kinds == {".svg", ".png"}
-    assert capsys.readouterr().out == "Written to report.html.\nFigures are in pictures.\n"
+    assert capsys.readouterr().out == "Written to run/report.html.\nFigures are in pictures.\n"
 
 
 def test_title_and_reference_can_be_chosen(here: Path) -> None:
@@ -60,4 +62,13 @@ def test_mistakes_are_told_in_a_sentence(
     error = capsys.readouterr().err
     assert message in error
     assert len(error.splitlines()) == 1
-    assert not (here / "report.html").exists()
+    assert not list(here.rglob("report.html"))
+
+
+def test_a_page_about_several_runs_is_in_none_of_them(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(here / "run", here / "again")
+    assert run(["report", "run", "again", "--replicates", "50", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {"page": "report.html", "figures": None}
+    assert list(here.rglob("report.html")) == [here / "report.html"]

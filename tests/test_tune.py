@@ -238,13 +238,13 @@ def test_the_command_writes_a_recipe_that_fit_takes(
 ) -> None:
     assert run(COMMAND) == 0
     printed = capsys.readouterr()
-    assert printed.out.endswith("Written to run/recipe.toml.\n")
+    assert printed.out.endswith("Written to run/recipe.toml; abnn fit --recipe takes it.\n")
     assert "validation: that of npz:rows.npz" in printed.err
     assert run([*COMMAND, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     recipe = Recipe.load("run/recipe.toml")
     assert Recipe.from_dict(told["recipe"]) == recipe
-    assert (recipe.model, recipe.data) == ("module:mine:trained", "npz:rows.npz")
+    assert (recipe.model, recipe.data) == ("module:mine:trained", f"npz:{here / 'rows.npz'}")
     options = ["--model", recipe.model, "--data", recipe.data, "--recipe", "run/recipe.toml"]
     assert run(["fit", *map(str, options), "--out", "fitted"]) == 0
     assert len(banks(abnn.load("fitted", trained()))) > 0

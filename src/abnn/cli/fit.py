@@ -119,7 +119,11 @@ def command(
             tensorboard=tensorboard,
         )
     if everyone.rank == 0:
-        typer.echo(_as_json(result, out) if as_json else f"{result}\nWritten to {out}.")
+        typer.echo(_as_json(result, out) if as_json else f"{result}\n{_next(out)}")
+
+
+def _next(out: Path) -> str:
+    return f"Written to {out}; abnn evaluate {out} scores it."
 
 
 def _as_json(result: abnn.FitResult, out: Path) -> str:

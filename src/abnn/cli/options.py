@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Literal
@@ -128,6 +129,13 @@ def _sentence(error: Exception) -> str:
     lines = [line for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     if lines[0].startswith("Caught "):  # by a process that loads data; its own words come last
         return lines[-1].strip()
+    channels = re.search(r"to have (\d+) channels, but got (\d+) channels", lines[0])
+    if channels is not None:
+        taken, given = channels[1], channels[2]
+        return (
+            f"The network takes images of {taken} channel{'s' * (taken != '1')}, and these have "
+            f"{given}; give others, or, for grey images, --mean and --std of {taken} numbers."
+        )
     if isinstance(error, RuntimeError) and not lines[0].endswith("."):
         return (
             f"The network could not run ({lines[0].strip()}); check that it takes inputs of the "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 from pathlib import Path
@@ -13,6 +14,7 @@ import abnn
 from abnn.cli import CommandError
 from abnn.cli.options import (
     Batch,
+    Json,
     Mean,
     NetworkName,
     Samples,
@@ -60,7 +62,7 @@ def command(
         bool, typer.Option("--probs", help="Add a column for the probability of every class.")
     ] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace --out.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of CSV.")] = False,
+    as_json: Json = False,
     model: NetworkName = None,
     weights: WeightsFile = None,
     mean: Mean = None,
@@ -101,7 +103,7 @@ def command(
             if team.rank == 0:
                 table = Table(saved, names, task.model.classes, rule, probabilities)
                 table.write(out, kind)
-                _tell(table, out)
+                _tell(table, out, as_json)
 
 
 def _inputs(task: Task, inputs: list[str]) -> tuple[Data, list[str] | None]:
@@ -119,11 +121,14 @@ def _inputs(task: Task, inputs: list[str]) -> tuple[Data, list[str] | None]:
     return data, list(images.paths) if isinstance(images, Images) else None
 
 
-def _tell(table: Table, out: Path | None) -> None:
-    if out is not None:
+def _tell(table: Table, out: Path | None, as_json: bool) -> None:
+    if out is None:
+        sys.stdout.flush()
+    elif as_json:
+        told = {"out": str(out), "inputs": table.rows, "abstained": table.abstained}
+        typer.echo(json.dumps(told | {"abstain": str(table.rule)}))
+    else:
         typer.echo(
             f"{table.rows} inputs, {table.abstained} of them to abstain from ({table.rule}). "
             f"Written to {out}."
         )
-    else:
-        sys.stdout.flush()

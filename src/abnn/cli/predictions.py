@@ -65,7 +65,7 @@ def format_of(out: Path | None, as_json: bool) -> str:
     '.parquet'
     """
     if out is None:
-        return ".jsonl" if as_json else ".csv"
+        return ".json" if as_json else ".csv"
     if out.suffix not in FORMATS:
         raise CommandError(f"--out {out} must end with {', '.join(FORMATS[:-1])} or {FORMATS[-1]}.")
     return out.suffix

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from abnn.cli.options import mistakes_told
+from abnn.cli.options import Json, mistakes_told
 
 
 def command(
@@ -15,9 +16,15 @@ def command(
         list[Path],
         typer.Argument(metavar="RUN", help="Directories with evaluation/NAME/, or records."),
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", dir_okay=False, help="The page.")] = Path(
-        "report.html"
-    ),
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            dir_okay=False,
+            help="The page; default: report.html in RUN, or here if there are several.",
+        ),
+    ] = None,
     figures: Annotated[
         Path | None,
         typer.Option(file_okay=False, help="A directory for the figures as SVG and PNG."),
@@ -30,6 +37,7 @@ def command(
     replicates: Annotated[
         int, typer.Option(min=1, help="Resampled sets behind every interval.")
     ] = 1000,
+    as_json: Json = False,
 ) -> None:
     """Show what was evaluated on one page.
 
@@ -43,8 +51,16 @@ def command(
 
     with mistakes_told("Stopped; the page was not written.", ImportError):
         page = write_report(
-            runs, out, figures=figures, title=title, reference=reference, replicates=replicates
+            runs,
+            out or (runs[0] if len(runs) == 1 else Path()) / "report.html",
+            figures=figures,
+            title=title,
+            reference=reference,
+            replicates=replicates,
         )
+    if as_json:
+        typer.echo(json.dumps({"page": str(page), "figures": figures and str(figures)}))
+        return
     typer.echo(f"Written to {page}.")
     if figures is not None:
         typer.echo(f"Figures are in {figures}.")

@@ -159,7 +159,7 @@ class Task:
             "making": None if self.making is None else asdict(self.making),
             "input": asdict(self.expected),
             "classes": None if names is None else list(names),
-            "data": _placed(source),
+            "data": placed(source),
         }
 
 
@@ -261,7 +261,7 @@ def remembered(run: Path | None) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _placed(source: str) -> str:
+def placed(source: str) -> str:
     """A source that is found from any other directory too."""
     kind, _, name = source.partition(":")
     return f"{kind}:{Path(name).absolute()}" if name and Path(name).exists() else source

@@ -112,7 +112,7 @@ def command(
         result = abnn.train(
             net,
             loader,
-            chosen.with_(model=task.model.source, data=source),
+            chosen.with_(model=task.model.source, data=config["data"]),
             validation=None if held_out is None else loader_of(held_out, workers=workers),
             run=out,
             output=task.model.output,
@@ -121,7 +121,11 @@ def command(
             tensorboard=tensorboard,
         )
     if everyone.rank == 0:
-        typer.echo(_json(result, out) if as_json else f"{result}\nWritten to {out}.")
+        typer.echo(_json(result, out) if as_json else f"{result}\n{_next(out)}")
+
+
+def _next(out: Path) -> str:
+    return f"Written to {out}; abnn fit --weights {out} makes it Bayesian."
 
 
 def _held_out(

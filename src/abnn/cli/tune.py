@@ -26,7 +26,7 @@ from abnn.cli.options import (
     mistakes_told,
     numbers,
 )
-from abnn.cli.task import Choices, Data, Task, fitted_task, loader_of, say, training_loader
+from abnn.cli.task import Choices, Data, Task, fitted_task, loader_of, placed, say, training_loader
 from abnn.data import train_and_validation
 from abnn.distributed import World
 from abnn.recipe import Recipe, overridden
@@ -83,7 +83,7 @@ def command(
         if no_augmentation:
             base = base.with_(augmentation=())
         task, source = fitted_task(choices, base, data)
-        base = base.with_(model=task.model.source, data=source)
+        base = base.with_(model=task.model.source, data=placed(source))
         train, held_out = _data(task, source, validation, base)
         found = abnn.tune(
             task.model.net.to(World().device),
@@ -98,7 +98,7 @@ def command(
             options=None if task.model.output is None else {"output": task.model.output},
         )
     typer.echo(json.dumps(found.to_dict(), indent=2) if as_json else str(found))
-    typer.echo(f"Written to {out / 'recipe.toml'}.", err=as_json)
+    typer.echo(f"Written to {out / 'recipe.toml'}; abnn fit --recipe takes it.", err=as_json)
 
 
 def _data(task: Task, source: str, validation: str | None, recipe: Recipe) -> tuple[Data, Data]:
