@@ -248,6 +248,7 @@ def test_a_curve_of_samples_is_printed_drawn_and_kept(
         ),
         (["predict", "unscaled", "npz:red.npz"], "takes images of 1 channel, and these have 3"),
         (["predict", "bayes", "nowhere.png"], "no file or folder nowhere.png"),
+        (["predict", "bayes", "nowhere.png", "--out", "data.npz/p.csv"], "can't be written to"),
         (["predict", "bayes", "photos", "--out", "p.txt"], "must end with .csv"),
         (["predict", "bayes", "photos", "--abstain", "confidence=1"], "is no rule"),
         (["predict", "bayes", "npz:data.npz", "photos"], "predict it by itself"),

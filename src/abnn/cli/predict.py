@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from pathlib import Path
@@ -90,6 +91,10 @@ def command(
         kind = format_of(out, as_json)
         if out is not None and out.exists() and not overwrite:
             raise CommandError(f"{out} exists; give another --out, or --overwrite to replace it.")
+        if out is not None:  # known before an hour of work, not after it
+            above = next(folder for folder in out.absolute().parents if folder.exists())
+            if not (above.is_dir() and os.access(above, os.W_OK)):
+                raise CommandError(f"{above} can't be written to; give another --out.")
         drawn: dict[str, Any] = {"samples": samples_of(samples), "seed": seed}
         check_run(run)
         task = task_of(choices, run=run)
