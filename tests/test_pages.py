@@ -8,8 +8,11 @@ import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from typer.main import get_command
 
 import abnn
+from abnn.cli.app import app
+from commands import lines_of, parse
 from fitting import equal
 from nets import cnn
 
@@ -107,3 +110,17 @@ def test_the_inspection_in_the_readme_is_real() -> None:
     assert shown is not None
     for line in shown[1].strip().splitlines():
         assert line == "..." or re.sub(" +", " ", line) in re.sub(" +", " ", inspection)
+
+
+@pytest.mark.parametrize("page", ["README.md", *(f"docs/{p.name}" for p in ROOT.glob("docs/*.md"))])
+def test_every_command_of_a_page_has_the_options_that_it_is_given(page: str) -> None:
+    shells = re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    for line in lines_of("\n".join(shells)):
+        parse(line)
+
+
+def test_the_page_about_commands_tells_of_all_of_them() -> None:
+    page = (ROOT / "docs/commands.md").read_text()
+    commands = re.findall(r"^\| `abnn ([a-z-]+)", page, re.MULTILINE)
+    assert commands == list(get_command(app).commands)  # type: ignore[attr-defined]
+    assert len(lines_of(page)) >= 6
