@@ -153,7 +153,8 @@ class RunDirectory:
                 self.made = not self.path.exists()
                 self.path.mkdir(parents=True, exist_ok=True)
                 write(file, (json.dumps(settings, indent=2) + "\n").encode())
-                self.claimed = True
+                # Processes that share the modes fail apart, and another may still go on here.
+                self.claimed = self.file.name == CHECKPOINT
 
     def _read(self) -> tuple[dict[str, Tensor], dict[str, str]]:
         file = self.file
