@@ -1,5 +1,6 @@
 """What every test and every docstring example starts from."""
 
+import signal
 from typing import Any
 
 import pytest
@@ -11,6 +12,11 @@ import abnn
 # Workers share the cores, and a thread pool in each makes all of them many times slower; and what
 # is compared bit for bit, between processes too, must not depend on how sums were split.
 torch.set_num_threads(1)
+
+# A shell starts what is to run in the background with Ctrl-C ignored, and so would be the commands
+# that the tests start and interrupt.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # What training frameworks warn of by themselves, in tests and examples that run them.
 _OF_FRAMEWORKS = (
