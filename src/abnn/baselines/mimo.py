@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from abnn.baselines.inference import inference
 from abnn.baselines.method import Method
 from abnn.baselines.resizing import blame, ends, resize, running
 from abnn.draws import number, whole_number
 from abnn.folding import first_tensor, head, take
+from abnn.inference import inference
 from abnn.outputs import Inputs, Output, arguments
 from abnn.surgery import channel_dim, copied, weighted_layers, widths
 from abnn.train import cross_entropy
@@ -31,7 +31,8 @@ class MIMO(Method):
         net: the network; copied. Its first and last layer, widened, start from new weights.
         members: how many there are.
         rho: the share of a batch in which all members get the same example, from 0 to 1.
-        batch_repetition: how often an example is in a batch, each time beside other ones.
+        batch_repetition: how often an example is in a batch, each time beside other ones; the
+            paper takes 4 on CIFAR, which makes the training four times as long.
         first: the name of the layer that the input enters; default: the first in the network.
         last: the name of the layer that makes the logits; default: the last in the network.
         output: finds the logits in what the network returns, where that is not obvious.

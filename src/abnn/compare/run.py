@@ -312,7 +312,7 @@ def _claim(folder: Path, setting: Setting) -> None:
     file = folder / SETTING
     if file.is_file():
         before = json.loads(file.read_bytes())
-        changed = [name for name in here if here[name] != before.get(name, here[name])]
+        changed = [name for name in here if here[name] != before.get(name)]
         if changed:
             raise ValueError(
                 f"{folder} holds a comparison with other settings ({', '.join(changed)}); use "
