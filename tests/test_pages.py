@@ -103,6 +103,17 @@ def test_a_look_on_the_way_does_not_change_a_training(names: Names) -> None:
     assert equal(*ends)
 
 
+@pytest.mark.parametrize("page", [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")], ids=str)
+def test_every_link_leads_somewhere(page: Path) -> None:
+    for link in re.findall(r"\]\(([^)#:\s]*)(#[^)]*)?\)", page.read_text()):
+        target = page.parent / link[0] if link[0] else page
+        assert target.exists(), link
+        if link[1]:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+            anchors = [re.sub(r"[^\w -]", "", h.lower()).replace(" ", "-") for h in headings]
+            assert link[1][1:] in anchors, link
+
+
 def test_the_inspection_in_the_readme_is_real() -> None:
     timm = pytest.importorskip("timm")
     inspection = str(abnn.inspect(timm.create_model("convnext_tiny.fb_in1k")))
