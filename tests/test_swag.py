@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import update_bn
 
 import abnn
-from abnn.baselines.inference import inference
 from abnn.baselines.multi_swag import MultiSWAG
 from abnn.baselines.swag import SWAG, flat
+from abnn.inference import inference
 from abnn.store import ArtifactError
 from fitting import data
 from nets import Shared, mlp

@@ -208,3 +208,50 @@ def test_a_generator_is_noticed_when_it_is_used_up() -> None:
 
     with pytest.raises(ValueError, match="no batch in epoch 1, after 6 of 12"):
         abnn.train(mlp(), Once(), PLAIN)
+
+
+class Flat(nn.Module):
+    """A network that flattens its images by the order in which they lie in memory."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.linear = nn.Conv2d(2, 4, 3), nn.Linear(4 * 6 * 6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[B, 2, 8, 8]` -> `[B, 3]`."""
+        self.layout = x.is_contiguous(memory_format=torch.channels_last)
+        features: Tensor = self.linear(self.flat(self.conv(x)))
+        return features
+
+    def flat(self, x: Tensor) -> Tensor:
+        return x.view(len(x), -1)
+
+
+class Odd(Flat):
+    """One that reads another order without an error."""
+
+    def flat(self, x: Tensor) -> Tensor:
+        return x.as_strided((len(x), 4 * 6 * 6), (4 * 6 * 6, 1))
+
+
+class Well(Flat):
+    """One that does not mind."""
+
+    def flat(self, x: Tensor) -> Tensor:
+        return x.flatten(1)
+
+
+@pytest.mark.parametrize("kind", [Flat, Odd, Well])
+def test_images_lie_channels_last_where_that_changes_nothing(kind: type[Flat]) -> None:
+    loader = [(torch.randn(6, 2, 8, 8), torch.randint(3, (6,))) for _ in range(4)]
+    net = kind()
+    written_out = copy.deepcopy(net)
+    abnn.train(net, loader, steps=4, lr=0.1, schedule="constant", weight_decay=0.0)
+    sgd = torch.optim.SGD(written_out.parameters(), 0.1, momentum=0.9)
+    for x, y in loader:
+        sgd.zero_grad()
+        F.cross_entropy(written_out(x), y).backward()
+        sgd.step()
+    assert net.layout == (kind is Well)
+    for one, other in zip(net.parameters(), written_out.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)

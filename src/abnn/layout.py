@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from abnn.folding import channels_last, clone, first_tensor
+from abnn.inference import inference
+from abnn.order import random_states, set_random_states
+from abnn.outputs import Inputs
 
 
 def has_images(net: nn.Module, x: Tensor) -> bool:
@@ -25,6 +30,41 @@ def _convolutions(net: nn.Module) -> Iterator[nn.Module]:
         plain = type(module._parameters.get("weight")) is nn.Parameter
         if isinstance(module, (nn.Conv2d, nn.ConvTranspose2d)) and plain:
             yield module
+
+
+def learns_channels_last(
+    net: nn.Module, forward: Callable[[Inputs], Tensor], inputs: Inputs
+) -> bool:
+    """Whether a network that is trained on a CPU can be given its images channels last.
+
+    A trial in evaluation mode, which changes nothing, has to give the same result, and a gradient.
+    Networks that flatten by memory order, as `x.view` does, can't.
+
+    >>> images = torch.randn(2, 3, 8, 8)
+    >>> net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten())
+    >>> learns_channels_last(net, lambda x: net(*x), images)
+    True
+    >>> learns_channels_last(net, lambda x: net[0](*x).view(2, -1), images)
+    False
+    """
+    if not has_images(net, first_tensor(inputs)):
+        return False
+    parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    results, states = [], random_states()
+    try:
+        with inference(net), torch.enable_grad():
+            for images in (inputs, channels_last(inputs)):
+                set_random_states(states)
+                result = forward(clone(images))
+                torch.autograd.grad(result.sum(), parameters, allow_unused=True)
+                results.append(result.detach().double())
+    except Exception:  # whatever is wrong shows when it is trained as it came
+        return False
+    finally:
+        set_random_states(states)
+    one, other = results
+    # What is wrong is off by far more than rounding, which the layers may have multiplied.
+    return torch.allclose(one, other, rtol=0, atol=1e-2 * float(one.abs().max()), equal_nan=True)
 
 
 class ChannelsLast:

@@ -21,7 +21,9 @@ from abnn.batches import device_of
 from abnn.digests import digest
 from abnn.distributed import world
 from abnn.files import write
+from abnn.folding import channels_last
 from abnn.journal import Journal, check_unwritten
+from abnn.layout import keep_freed_memory, learns_channels_last
 from abnn.order import randomness_kept
 from abnn.outputs import Inputs, Output, call, logits_of
 from abnn.progress import Progress
@@ -159,9 +161,17 @@ class _Loss:
     ) -> None:
         self.model, self.output, self.class_dim = model, output, class_dim
         self.method, self.ignore_index = _trainable(model), ignore_index
+        self.channels_last: bool | None = None
 
     def forward(self, inputs: Inputs, labels: Tensor) -> Tensor:
         """All passes through the network: the logits, or the loss of a module that says it."""
+        if self.channels_last is None:
+            self.channels_last = learns_channels_last(
+                self.model, lambda x: self._forward(x, labels), inputs
+            )
+        return self._forward(channels_last(inputs) if self.channels_last else inputs, labels)
+
+    def _forward(self, inputs: Inputs, labels: Tensor) -> Tensor:
         if self.method is not None:
             return self.method.training_loss(inputs, labels, self.ignore_index)
         return logits_of(call(self.model, inputs), self.output, self.class_dim)
@@ -218,6 +228,7 @@ def _run(
     scaler = torch.amp.GradScaler(plan.device.type, enabled=recipe.amp == "fp16")
     table = torch.full((steps, len(COLUMNS)), math.nan)
     state = TrainingState(_values(model), optimizer, scaler, table)
+    keep_freed_memory()
     step, epoch, offset = directory.resume(state) if directory else (0, 0, 0)
     model.train()
     with Progress(steps, label, progress) as bar:

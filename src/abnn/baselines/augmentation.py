@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from abnn.baselines.inference import inference
 from abnn.baselines.method import Method
 from abnn.draws import Draw, chunks, noise_matrix, number, whole_number
 from abnn.folding import (
@@ -23,6 +22,7 @@ from abnn.folding import (
     signature,
     take,
 )
+from abnn.inference import inference
 from abnn.norm import NotFoldable
 from abnn.outputs import Inputs, Output, arguments
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from abnn.baselines.companion import ask, held_out, total_seconds
-from abnn.baselines.inference import inference
 from abnn.baselines.method import Method
 from abnn.batches import device_of
+from abnn.inference import inference
 from abnn.outputs import Inputs
 from abnn.prediction import Prediction
 

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from abnn.baselines.curvature import Block, blocks, powered, variance_of_linear
-from abnn.baselines.inference import inference
 from abnn.baselines.laplace_torch import Batches, check_factors, curvature, package
 from abnn.baselines.last_layer import no_last_layer, through_last_layer
 from abnn.baselines.linearised import Logits, linearised, moments, wide
@@ -20,6 +19,7 @@ from abnn.baselines.sampled import logits_with, noise_like
 from abnn.batches import device_of, split, to_device
 from abnn.draws import number, whole_number
 from abnn.folding import clone
+from abnn.inference import inference
 from abnn.order import randomness_kept
 from abnn.outputs import Inputs, Output
 from abnn.steps import check_labels

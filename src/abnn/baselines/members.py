@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from abnn.baselines.inference import inference
 from abnn.baselines.method import Method
 from abnn.draws import generator, whole_number
 from abnn.folding import (
@@ -28,6 +27,7 @@ from abnn.folding import (
     repeat,
     signature,
 )
+from abnn.inference import inference
 from abnn.norm import NotFoldable
 from abnn.order import random_states, set_random_states
 from abnn.outputs import Inputs

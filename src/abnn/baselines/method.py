@@ -10,8 +10,9 @@ from typing import Any, ClassVar, Self
 
 from torch import Tensor, nn
 
-from abnn.baselines.inference import inference
 from abnn.draws import whole_number
+from abnn.inference import inference
+from abnn.layout import keep_freed_memory
 from abnn.outputs import Inputs, Output, call, logits_of
 from abnn.prediction import Prediction, PredictionStream
 from abnn.store import network_fingerprint, structure_of, write_artifact
@@ -69,6 +70,7 @@ class Method(nn.Module):
             members: what `member_logits` takes, such as `samples=8, seed=0`, where it draws them.
         """
         stream = PredictionStream(keep_members)
+        keep_freed_memory()
         with inference(self):
             for logits in self.member_logits(x, **members):
                 stream.update(logits)

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
-from abnn.baselines.inference import inference
 from abnn.baselines.method import Method
 from abnn.baselines.resizing import blame, ends, narrow, running
 from abnn.draws import number, whole_number
 from abnn.folding import agree, any_half, clone, head, no_fused_encoder, signature
+from abnn.inference import inference
 from abnn.order import random_states, set_random_states
 from abnn.outputs import Inputs, Output, arguments, logits_of
 from abnn.surgery import copied, weighted_layers, widths
