@@ -89,11 +89,14 @@ def channels_last(inputs: Inputs) -> Inputs:
 
     >>> channels_last(torch.zeros(1, 3, 8, 8))[0].stride()
     (192, 1, 24, 3)
+    >>> channels_last(torch.zeros(2, 1, 8, 8))[0].stride()
+    (64, 1, 8, 1)
     """
 
     def visit(leaf: Any) -> Any:
         image = isinstance(leaf, Tensor) and leaf.ndim == 4
-        return leaf.contiguous(memory_format=torch.channels_last) if image else leaf
+        # Not `contiguous`, for which one channel lies in any order: layers look at the strides.
+        return leaf.to(memory_format=torch.channels_last) if image else leaf
 
     args, kwargs = pytree.tree_map(visit, arguments(inputs))
     return kwargs or args

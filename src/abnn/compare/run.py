@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
@@ -219,7 +220,16 @@ def _start(setting: Setting, folder: Path, threads: int) -> None:
     global _given
     _given = setting, folder
     torch.set_num_threads(threads)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # in silence: the first process speaks
+
+
+def _end_with_parent() -> None:
+    """Do not go on when the process that wants the results was killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def _work(task: Task) -> str:
