@@ -5,6 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
+import select
+import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -211,3 +216,43 @@ def test_data_that_is_shuffled_is_known_again(tmp_path: Path) -> None:
     compare(setting(train=shuffled(0)), tmp_path, methods="single", seeds=[0])
     with pytest.raises(ValueError, match=r"other settings \(train\)"):
         compare(setting(train=shuffled(7)), tmp_path, methods="single", seeds=[0])
+
+
+WORKERS = """
+import os
+import torch
+from torch import nn
+from abnn import Recipe
+from abnn.compare import Setting, compare
+
+X, Y = torch.zeros(4, 3), torch.tensor([0, 1, 0, 1])
+
+class Endless:
+    def __iter__(self):
+        yield X, Y
+        print(os.getpid(), flush=True)
+        while True:
+            yield X, Y
+
+def build():
+    return nn.Linear(3, 2)
+
+if __name__ == "__main__":
+    data = [(X, Y)]
+    setting = Setting(build, Endless(), data, data, recipe=Recipe(steps=10**6, prior=None))
+    compare(setting, "run", methods="single", seeds=[0, 1], jobs=2)
+"""
+
+
+def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(WORKERS)
+    command = [sys.executable, "script.py"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        workers = [int(process.stdout.readline()) for _ in range(2)]
+        process.kill()
+        ended, _, _ = select.select([process.stdout], [], [], 60)
+        for worker in workers if not ended else []:
+            os.kill(worker, signal.SIGKILL)
+        assert ended  # the other end of the pipe is closed, which the workers held
+        assert process.stdout.read() == b""
