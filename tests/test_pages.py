@@ -12,6 +12,7 @@ from typer.main import get_command
 
 import abnn
 from abnn.cli.app import app
+from abnn.zoo import small_resnet
 from commands import lines_of, parse
 from fitting import equal
 from nets import cnn
@@ -25,11 +26,11 @@ def blocks(page: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
 
 
-def loaders(net: nn.Module) -> Names:
+def loaders(net: nn.Module, channels: int = 3) -> Names:
     """Images by the names that the pages have for them; the network is right about most."""
 
     def loader(shuffle: bool = False) -> DataLoader[Any]:
-        images = 4 * torch.rand(12, 3, 32, 32) - 2  # of mean 0.5 and std 0.25
+        images = 4 * torch.rand(12, channels, 32, 32) - 2  # of mean 0.5 and std 0.25
         labels = net.eval()(images).argmax(1)
         labels[0] = 1 - labels[0].clamp(max=1)
         return DataLoader(TensorDataset(images, labels), 4, shuffle=shuffle)
@@ -75,6 +76,13 @@ def test_every_example_of_the_page_about_methods_runs(names: Names) -> None:
     for block in blocks("docs/methods.md"):
         exec(block, names)
     assert Path("runs/compare/table.txt").is_file()
+
+
+def test_the_examples_of_the_page_about_training_run(names: Names) -> None:
+    scratch, _, tuning = blocks("docs/training.md")  # the second takes 200 epochs
+    names |= loaders(small_resnet(10), channels=1)
+    exec(scratch + tuning, names)
+    assert Path("runs/tuned/recipe.toml").is_file()
 
 
 def test_every_example_of_the_page_about_integrations_runs(names: Names) -> None:

@@ -35,6 +35,7 @@ from abnn.cli.task import (
     training_loader,
 )
 from abnn.compare import ENTRIES, Comparison, Setting, compare
+from abnn.compare.methods import chosen as entries
 from abnn.data import View, classes_of, has_test, open_data, open_ood, train_and_validation
 from abnn.recipe import Recipe, overridden
 from abnn.train import FROM_SCRATCH
@@ -98,6 +99,9 @@ def command(
     """
     overrides = {"epochs": epochs, "lr": lr, "batch_size": batch_size}
     with mistakes_told("Stopped; the same command goes on from here.", ImportError, RuntimeError):
+        # What was mistyped is told before data is read.
+        names = entries("all" if methods == "all" else [m.strip() for m in methods.split(",")])
+        numbered = whole_numbers("--seeds", seeds)
         chosen = overridden(Recipe.load(recipe) if recipe else FROM_SCRATCH, changes or ())
         chosen = chosen.with_(**{key: v for key, v in overrides.items() if v is not None})
         if flip:
@@ -108,10 +112,7 @@ def command(
             data, test or data, validation, named("--ood", ood), *scale, limit, skip_broken
         )
         setting = sources.setting(model, chosen, fitting, members, samples)
-        names = "all" if methods == "all" else [name.strip() for name in methods.split(",")]
-        result = compare(
-            setting, out, methods=names, seeds=whole_numbers("--seeds", seeds), jobs=jobs
-        )
+        result = compare(setting, out, methods=list(names), seeds=numbered, jobs=jobs)
         typer.echo(result.table.to_json() if as_json else str(result))
         if report:
             _report(result, out / "report.html")
