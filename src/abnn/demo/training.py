@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -177,21 +179,32 @@ class Work:
 @contextmanager
 def second_process(work: Work) -> Iterator[subprocess.Popen[bytes]]:
     """Let another process do its share meanwhile; what is not done then is done afterwards."""
-    code = "import sys; from abnn.demo.training import do_share; do_share(*sys.argv[1:])"
-    process = subprocess.Popen(
+    code = "import sys; from abnn.demo.training import second; second(*sys.argv[1:])"
+    with subprocess.Popen(
         [sys.executable, "-c", code, str(work.folder), str(work.seed)],
+        stdin=subprocess.PIPE,  # which tells it when the first is gone, even if that was killed
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C is for the first
-    )
-    try:
-        yield process
-    finally:
-        process.terminate()
-        process.wait()
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.terminate()
 
 
 _FIRST_FITS = 4  # that the first process does: with its network, half of the work
+
+
+def second(folder: str, seed: str) -> None:
+    """Do a share of the work while the first process lives."""
+
+    def end_with_first() -> None:
+        sys.stdin.read()
+        os._exit(1)
+
+    threading.Thread(target=end_with_first, daemon=True).start()
+    do_share(folder, seed)
 
 
 def do_share(folder: str, seed: str) -> None:
