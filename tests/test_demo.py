@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import subprocess
+import sys
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -130,6 +132,14 @@ def test_a_second_process_does_the_same_work(
     for name, file in found.items():
         one, same = load_file(file), load_file(tmp_path / name)
         assert all(torch.equal(tensor, same[key]) for key, tensor in one.items())
+
+
+def test_the_second_process_ends_with_the_first(tmp_path: Path) -> None:
+    code = "import sys; from abnn.demo.training import second; second(*sys.argv[1:])"
+    command = [sys.executable, "-c", code, str(tmp_path), "0"]
+    ended = subprocess.run(command, input=b"", capture_output=True, check=False)
+    assert ended.returncode == 1  # what has done its share ends with 0
+    assert not list(tmp_path.iterdir())
 
 
 def test_the_page_shows_all_methods_and_what_was_measured(demo: Demo, out: Path) -> None:
